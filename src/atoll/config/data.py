@@ -1,0 +1,87 @@
+"""Section `data`: where text comes from, how it becomes tokens, and in which order they are read."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from atoll.config.base import Section
+
+
+class SourceConfig(Section):
+    """One source of documents, or one part of a mixture."""
+
+    path: str | None = None
+    """A file, a folder or a glob (`**` allowed), relative to the working folder; or `stdlib`, the
+    running Python's own standard library; or `site-packages`, its installed packages; or
+    `hub:OWNER/NAME`, a Hugging Face data set (extra `hub`)."""
+    format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
+    """How files are read; `auto` goes by the file name: .jsonl[.gz|.zst], .parquet, else text."""
+    text_field: str = "text"
+    """Field or column that holds the text, for JSONL, Parquet and hub data sets."""
+    revision: str | None = None
+    """Commit, tag or branch of a hub data set; required for one."""
+    subset: str | None = None
+    """Configuration name of a hub data set."""
+    split: str = "train"
+    """Split of a hub data set."""
+    weight: float = Field(1.0, gt=0)
+    """Share of documents in a mixture, relative to the other sources' weights."""
+
+
+class TokenizerConfig(Section):
+    path: str | None = None
+    """Tokenizer folder, `tokenizer.json`, or `hub:OWNER/NAME`; none trains one on the corpus."""
+    revision: str | None = None
+    """Commit, tag or branch of a hub tokenizer; required for one."""
+    vocab_size: int | None = Field(None, ge=256)
+    """Ids of a tokenizer trained here. Default: `model.vocab_size`."""
+    train_bytes: int = Field(64 * 1024 * 1024, ge=1)
+    """At most this many UTF-8 bytes of training documents, spread over the corpus, train it."""
+    add_bos: bool = False
+    """Put the beginning-of-sequence id before every document."""
+    add_eos: bool = True
+    """Put the end-of-sequence id after every document."""
+
+
+class DataConfig(Section):
+    cache_dir: Path = Path("caches")
+    """Parent folder of token caches; each lies in a sub-folder named after its identity."""
+    cache_path: Path | None = None
+    """One finished cache folder to use as it is, wherever it was prepared."""
+    source: str | SourceConfig | Annotated[list[SourceConfig], Field(min_length=1)] = "stdlib"
+    """Text to train on: a path, glob or name, one source with options, or a weighted mixture."""
+    validation_source: str | SourceConfig | None = None
+    """Text held out. Default: a share of `source`, chosen by the content of each document."""
+    validation_fraction: float = Field(0.01, ge=0, lt=1)
+    """Share of documents held out when `validation_source` is not given."""
+    tokenizer: str | TokenizerConfig = TokenizerConfig()
+    """A tokenizer's path or name, or its options."""
+    max_document_bytes: int = Field(64 * 1024 * 1024, ge=1)
+    """Longer documents are counted as oversized and left out."""
+    on_bad_record: Literal["stop", "skip"] = "stop"
+    """Whether a damaged record ends `prepare` or is counted and skipped."""
+    shuffle_seed: int = Field(0, ge=0)
+    """Seed of the document order, the mixture and the order of sequences."""
+    shuffle_buffer: int = Field(65_536, ge=1)
+    """Documents that the preparing shuffle chooses from; 1 keeps the order of the source."""
+    shuffle_group_size: int = Field(2, ge=1)
+    """Consecutive shards shuffled together in memory while training."""
+    shard_tokens: int = Field(33_554_432, ge=2)
+    """Tokens of one shard file."""
+    prepare_workers: int | None = Field(None, ge=1)
+    """Workers that encode text; the result does not depend on it. Default: the CPU count."""
+    prefetch: bool = True
+    """Whether a background thread reads the next shard group."""
+    placement: Literal["auto", "pageable", "pinned", "device"] = "auto"
+    """Where batches are assembled; `auto` is `device` on a GPU and `pageable` on a CPU."""
+    passes: int = Field(1, ge=1)
+    """Traversals of the training split that a budget may use."""
+
+    @field_validator("source", "validation_source", mode="after")
+    @classmethod
+    def _sources_name_something(cls, value: object) -> object:
+        for source in value if isinstance(value, list) else [value]:
+            if isinstance(source, SourceConfig) and not source.path:
+                raise ValueError("a source needs `path`: a file, folder, glob, stdlib or hub:NAME")
+        return value

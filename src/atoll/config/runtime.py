@@ -1,0 +1,36 @@
+"""Sections `evaluation` and `runtime`."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from atoll.config.base import Section
+
+
+class EvaluationConfig(Section):
+    subset_sequences: int = Field(1024, ge=1)
+    """Validation sequences scored after each virtual epoch; the whole split at the end."""
+    batch_size: int = Field(16, ge=1)
+    """Sequences of one forward."""
+    seed: int = Field(0, ge=0)
+    """Seed of the subset and of samples."""
+
+
+class RuntimeConfig(Section):
+    seed: int = Field(0, ge=0)
+    """Seed of the initial weights and of everything else that is not data order."""
+    deterministic: bool = False
+    """Whether equal inputs must give equal bits, at some cost in speed on a GPU."""
+    device: str = "auto"
+    """cpu, cuda, cuda:N, mps, or `auto`: the first of cuda, mps and cpu that is here."""
+    amp: Literal["auto", "none", "bf16"] = "auto"
+    """Autocast type of matrix products; `auto` is bf16 on CUDA and none elsewhere."""
+    compile: bool | Literal["auto"] = "auto"
+    """Whether the update is compiled; `auto` does so on CUDA."""
+    cpu_threads: int | None = Field(None, ge=1)
+    """Threads of CPU kernels. Default: what torch chooses."""
+    output_dir: Path = Path("runs/default")
+    """Folder of the run."""
+    trackers: list[Literal["tensorboard", "wandb"]] = []
+    """Writers of metrics besides metrics.jsonl; each is an extra."""
