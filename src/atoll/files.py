@@ -39,7 +39,7 @@ def sha256_file(path: Path, *, drop_cache: bool = False) -> str:
 
     Args:
         path: The file.
-        drop_cache: Ask the kernel to forget its pages first, so that the disk is read and not memory.
+        drop_cache: Ask the kernel to forget its pages first: the disk is read, not memory.
     """
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:

@@ -8,7 +8,7 @@ from atoll.errors import UsageError
 def derive_seed(seed: int, *purpose: str | int) -> int:
     """Return 63 bits that depend on the seed and on every part of the purpose, in order.
 
-    The parts are length-prefixed, so ("ab", "c") and ("a", "bc") differ, and typed, so 1 and "1" do.
+    Parts are length-prefixed, so ("ab", "c") and ("a", "bc") differ, and typed, so 1 and "1" do.
 
     Args:
         seed: The run's seed; 0 <= seed.
