@@ -20,7 +20,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/installed-dev
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 layers: $(VENV)/installed-dev
 	$(BIN)/lint-imports

@@ -3,7 +3,7 @@
 import gzip
 import math
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def held_out_texts(cache: Cache, tokenizer: Decoder) -> Iterator[str]:
         yield tokenizer.decode(tokens[begin:end].tolist())
 
 
-def _pieces(cache: Cache, split: str) -> Iterator[np.ndarray]:
+def _pieces(cache: Cache, split: Literal["train", "validation"]) -> Iterator[np.ndarray]:
     for shard in cache.manifest.splits[split].shards:
         with open(cache.folder / shard.file, "rb") as file:
             while data := file.read(READ_TOKENS * cache.dtype.itemsize):
