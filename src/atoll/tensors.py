@@ -56,7 +56,7 @@ def tensor_digest(name: str, tensor: torch.Tensor) -> str:
 def leaf_digests(tensor: torch.Tensor) -> list[bytes]:
     """Return the 32-byte SHA-256 of each MiB of the tensor's bytes, in order."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    data = memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    data = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
     return [
         hashlib.sha256(data[start : start + MIB]).digest() for start in range(0, len(data), MIB)
     ]
