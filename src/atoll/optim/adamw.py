@@ -1,0 +1,146 @@
+"""AdamW over an arena: one pass over flat weights, gradients and moments.
+
+Shapes: N local models, P parameters of one model.
+"""
+
+import torch
+from torch import Tensor
+
+from atoll.config.optimizer import OptimizerConfig
+from atoll.errors import StateMismatchError
+from atoll.tensors import Snapshot, copy_to_cpu
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class AdamW:
+    """Adam with decoupled weight decay on the first `decay_size` columns of every local model.
+
+    Each row is cut into its decayed and its undecayed columns, and each cut is one tensor of
+    torch's fused kernel, so the number of parameters does not matter for speed. Nothing but the
+    moments is remembered: rate and step number come with each call.
+
+    Attributes:
+        exp_avg_NP: float32 first moments.
+        exp_avg_sq_NP: float32 second moments.
+
+    Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, algorithm 2.
+    """
+
+    def __init__(
+        self, data_NP: Tensor, grad_NP: Tensor, *, decay_size: int, config: OptimizerConfig
+    ) -> None:
+        """Start with moments of zero.
+
+        Args:
+            data_NP: float32 weights, changed in place by `step`.
+            grad_NP: float32 gradients of the same shape.
+            decay_size: Columns [0, decay_size) take weight decay; the others none.
+            config: Betas, eps and decay.
+        """
+        assert data_NP.shape == grad_NP.shape, (data_NP.shape, grad_NP.shape)
+        assert 0 <= decay_size <= data_NP.shape[1], decay_size
+        self.exp_avg_NP = torch.zeros_like(data_NP)
+        self.exp_avg_sq_NP = torch.zeros_like(data_NP)
+        self._config = config
+        self._step = torch.zeros((), dtype=torch.float32, device=data_NP.device)
+        tensors = (data_NP, grad_NP, self.exp_avg_NP, self.exp_avg_sq_NP)
+        decayed = [_rows(tensor[:, :decay_size]) for tensor in tensors]
+        plain = [_rows(tensor[:, decay_size:]) for tensor in tensors]
+        self._segments = [
+            (segment, decay)
+            for segment, decay in ((decayed, config.weight_decay), (plain, 0.0))
+            if segment[0]
+        ]
+
+    @torch.no_grad()
+    def step(self, *, lr: float, step: int, skip: Tensor | None = None) -> None:
+        """Update the weights from the gradients, in place.
+
+        Args:
+            lr: Rate of this update; 0 <= lr.
+            step: Number of this update, counted from 1; decides the bias correction.
+            skip: float32 scalar on the device; where it is 1 nothing changes. It lets a bad
+                gradient be held back without asking the device about it.
+        """
+        self._step.fill_(step)  # exact up to 2^24 updates
+        for (data, grad, exp_avg, exp_avg_sq), decay in self._segments:
+            torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
+                data,
+                grad,
+                exp_avg,
+                exp_avg_sq,
+                [],
+                [self._step] * len(data),
+                lr=lr,
+                beta1=self._config.beta1,
+                beta2=self._config.beta2,
+                weight_decay=decay,
+                eps=self._config.eps,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=None,
+                found_inf=skip,
+            )
+
+    def snapshot(self) -> Snapshot:
+        """Return copies of both moments, [N, P] in the arena's layout."""
+        return Snapshot({name: copy_to_cpu(tensor) for name, tensor in self._moments().items()})
+
+    def restore(self, saved: Snapshot) -> None:
+        """Load what `snapshot` gave.
+
+        Raises:
+            StateMismatchError: Names, shapes or types differ; nothing has been changed.
+        """
+        own = self._moments()
+        if {name: _form(tensor) for name, tensor in own.items()} != {
+            name: _form(tensor) for name, tensor in saved.tensors.items()
+        }:
+            raise StateMismatchError(
+                f"the saved moments {_forms(saved.tensors)} are not those of this optimizer "
+                f"{_forms(own)}.",
+                hint="restore a state of the same model",
+            )
+        for name, tensor in own.items():
+            tensor.copy_(saved.tensors[name])
+
+    def _moments(self) -> dict[str, Tensor]:
+        return dict(zip(MOMENTS, (self.exp_avg_NP, self.exp_avg_sq_NP), strict=True))
+
+
+def reference_step(
+    data_NP: Tensor,
+    grad_NP: Tensor,
+    exp_avg_NP: Tensor,
+    exp_avg_sq_NP: Tensor,
+    *,
+    decay_size: int,
+    config: OptimizerConfig,
+    lr: float,
+    step: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return new weights and moments, written as the paper writes them: the twin of `AdamW.step`.
+
+    Works in the precision of its inputs and changes none of them.
+    """
+    decay_P = torch.zeros(data_NP.shape[1], dtype=data_NP.dtype, device=data_NP.device)
+    decay_P[:decay_size] = config.weight_decay
+    exp_avg_NP = config.beta1 * exp_avg_NP + (1 - config.beta1) * grad_NP
+    exp_avg_sq_NP = config.beta2 * exp_avg_sq_NP + (1 - config.beta2) * grad_NP**2
+    mean_NP = exp_avg_NP / (1 - config.beta1**step)
+    square_NP = exp_avg_sq_NP / (1 - config.beta2**step)
+    data_NP = data_NP * (1 - lr * decay_P) - lr * mean_NP / (square_NP.sqrt() + config.eps)
+    return data_NP, exp_avg_NP, exp_avg_sq_NP
+
+
+def _rows(segment_NP: Tensor) -> list[Tensor]:
+    return list(segment_NP.unbind(0)) if segment_NP.numel() else []
+
+
+def _form(tensor: Tensor) -> tuple[list[int], str]:
+    return list(tensor.shape), str(tensor.dtype)
+
+
+def _forms(tensors: dict[str, Tensor]) -> str:
+    return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items()) or "(none)"

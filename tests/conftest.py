@@ -1,0 +1,42 @@
+"""Options and fixtures that every room's tests share."""
+
+import os
+
+import pytest
+
+from atoll import faults
+
+# Several test processes share the machine; one thread each is faster than all of them at once.
+# It must be set before torch is imported, and the processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="Write the golden files in tests/golden anew instead of comparing with them.",
+    )
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden files are to be written instead of compared."""
+    return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(autouse=True)
+def _no_armed_failpoints():
+    yield
+    faults.disarm()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
