@@ -1,6 +1,7 @@
 """A strategy owns what passes between local models, not the step."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +28,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one call sent, as seen by this rank.
+    """What one call sent: by this rank, or for each local model where they are packed.
+
+    An exchange counts where it is launched, its wait where its result is taken. Packed models put
+    nothing on a wire; their figures are what ranks doing the same would send.
 
     Attributes:
         payload_bytes: Bytes of tensor data handed to the channel.
@@ -53,13 +57,30 @@ class Traffic:
 class Strategy(Protocol):
     """How local models share what they learn.
 
-    Per update the loop runs the backwards, calls `before_update`, clips, updates, then calls
-    `after_update`. A result that overlaps with computation is applied at launch + tau, never on
-    arrival, so that timing does not decide numbers.
+    Per update the loop runs each forward and backward inside `microbatch`, then calls
+    `before_update`, clips, updates, and calls `after_update`. A result that overlaps with
+    computation is applied at launch + tau, never on arrival, so that timing does not decide
+    numbers.
     """
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the module whose forward is trained; ddp overlaps its reduction in it."""
+        """Return the module whose forward is trained; ddp overlaps its reduction in it.
+
+        Called once, before `restore`; names, weights and gradients stay those of `model`.
+        """
+        ...
+
+    def microbatch(self, *, last: bool) -> AbstractContextManager[None]:
+        """Return what surrounds one forward and backward; ddp reduces in the last one only."""
+        ...
+
+    def loss_divisor(self, *, local_weight: float, update_weight: float) -> float:
+        """Return what the loss sum of one local model is divided by before its backward.
+
+        Args:
+            local_weight: Summed target weight of its own rows in this update.
+            update_weight: Summed target weight of the rows of all local models.
+        """
         ...
 
     def before_update(self, round: Round) -> Traffic:
@@ -71,17 +92,37 @@ class Strategy(Protocol):
         ...
 
     def evaluation_weights(self, step: int) -> Mapping[str, torch.Tensor]:
-        """Return the weights to judge: the FP32 average, or the outer parent."""
+        """Return the weights to judge: the FP32 average, or the outer parent.
+
+        Named and shaped as in a model of one; read-only and valid until the next update, since
+        they may be the live weights. Every rank calls it at the same step: it may exchange.
+        """
         ...
 
     def shared_names(self, step: int) -> frozenset[str]:
-        """Return the tensors that are bitwise equal on all local models after `step`."""
+        """Return what is bitwise equal on all local models after `step`.
+
+        Names of the snapshot of `TrainState`; a name stands for all that lies under it, so
+        "model" covers every weight and "strategy.parent" one tensor of the strategy.
+        """
         ...
 
     def snapshot(self) -> Snapshot:
-        """Complete what is in flight and store it unapplied; no message survives in a snapshot."""
+        """Complete what is in flight and store it unapplied; no message survives in a snapshot.
+
+        Completing may change other state (residuals), so it comes before anything is copied. The
+        strategy goes on with the completed result: taking a snapshot changes no later number.
+        """
         ...
 
     def restore(self, saved: Snapshot) -> None:
-        """Load what `snapshot` gave; all or nothing."""
+        """Load what `snapshot` gave, by copy; all or nothing.
+
+        Raises:
+            StateMismatchError: It is not a snapshot of this strategy; nothing has been changed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Complete and drop what is in flight, so that no peer waits; closing twice is allowed."""
         ...
