@@ -9,6 +9,9 @@ import torch
 
 from atoll.files import MIB, canonical_json
 
+IGNORE = -100
+"""Target value of a position that no loss counts."""
+
 
 @dataclass(slots=True)
 class Snapshot:
@@ -64,7 +67,12 @@ def leaf_digests(tensor: torch.Tensor) -> list[bytes]:
 
 def parameter_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """Return one digest for a set of named tensors, whatever order they come in."""
+    return combine_digests({name: tensor_digest(name, tensors[name]) for name in tensors})
+
+
+def combine_digests(digests: Mapping[str, str]) -> str:
+    """Return the `parameter_digest` of tensors whose `tensor_digest` values are known by name."""
     tree = hashlib.sha256(b"atoll-parameters-1")
-    for name in sorted(tensors):
-        tree.update(bytes.fromhex(tensor_digest(name, tensors[name])))
+    for name in sorted(digests):
+        tree.update(bytes.fromhex(digests[name]))
     return tree.hexdigest()
