@@ -8,8 +8,7 @@ from typing import Protocol
 
 import torch
 
-IGNORE = -100
-"""Target value of a position that no loss counts."""
+from atoll.tensors import IGNORE as IGNORE
 
 
 @dataclass(frozen=True, slots=True)
