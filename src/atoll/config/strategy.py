@@ -1,26 +1,65 @@
 """Section `strategy`: what passes between local models, and where they live."""
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from atoll.config.base import Section
+from atoll.config.base import BrokenRule, Section, refuse
+
+Topology = Literal["complete", "one_peer_ring", "one_peer_exponential"]
+Scheme = Literal["awc", "atc"]
 
 
 class StrategyConfig(Section):
+    """What passes between local models, and where they live."""
+
     kind: Literal["single", "ddp", "diloco", "gossip"] = "single"
     """What passes between local models."""
     placement: Literal["ranks", "packed"] = "ranks"
     """One local model a training process, or all packed on one device."""
-    models: int = Field(1, ge=1)
+    models: int = Field(default=1, ge=1)
     """Packed local models."""
-    topology: Literal["complete", "one_peer_ring", "one_peer_exponential"] | None = None
+    topology: Topology | None = None
     """Who mixes with whom (`gossip`)."""
-    scheme: Literal["awc", "atc"] | None = None
+    scheme: Scheme | None = None
     """Mix before the inner update (awc) or after it (atc)."""
-    local_steps: int = Field(32, ge=1)
+    local_steps: int = Field(default=32, ge=1)
     """Updates between two outer steps (`diloco`)."""
-    outer_lr: float = Field(0.7, gt=0)
+    outer_lr: float = Field(default=0.7, gt=0)
     """Rate of the outer step."""
-    outer_momentum: float = Field(0.9, ge=0, lt=1)
+    outer_momentum: float = Field(default=0.9, ge=0, lt=1)
     """Nesterov momentum of the outer step."""
+
+    @model_validator(mode="after")
+    def _hold_rules(self) -> Self:
+        refuse(_broken_rules(self))
+        return self
+
+
+def _broken_rules(strategy: StrategyConfig) -> Iterator[BrokenRule]:
+    for name, choices in (("topology", get_args(Topology)), ("scheme", get_args(Scheme))):
+        value = getattr(strategy, name)
+        if strategy.kind == "gossip" and value is None:
+            yield BrokenRule(
+                ("kind", name),
+                f"strategy.kind gossip needs strategy.{name}. Set it to {' or '.join(choices)}.",
+            )
+        if strategy.kind != "gossip" and value is not None:
+            yield BrokenRule(
+                ("kind", name),
+                f"strategy.{name} {value} has no effect with strategy.kind {strategy.kind}. "
+                f"Set strategy.{name} to null, or strategy.kind to gossip.",
+            )
+    if strategy.placement == "packed" and strategy.models < 2:
+        yield BrokenRule(
+            ("placement", "models"),
+            "strategy.placement packed holds 1 local model; it needs at least 2. "
+            "Set strategy.models to 2 or more, or strategy.placement to ranks.",
+        )
+    if strategy.placement == "ranks" and strategy.models > 1:
+        yield BrokenRule(
+            ("placement", "models"),
+            f"strategy.models {strategy.models} are packed on one device, but strategy.placement "
+            "is ranks. Set strategy.placement to packed, or strategy.models to 1.",
+        )
