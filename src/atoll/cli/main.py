@@ -21,6 +21,7 @@ How a verb is written, one file per verb in this folder:
 
 import importlib
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -29,12 +30,12 @@ from typing import Annotated
 import typer
 
 from atoll import __version__
+from atoll.cli.output import print_data, print_note
 from atoll.errors import AtollError
 from atoll.faults import arm
 
 app = typer.Typer(
     name="atoll",
-    help="Train language models, measure what that costs, and prove what it keeps.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -51,6 +52,10 @@ for _group in ("cache", "checkpoint", "config", "bench"):
 
 def main() -> None:
     """Run the command line of this process and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that lacks a character shows its number instead of ending the program.
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 
@@ -63,30 +68,70 @@ def run(arguments: Sequence[str]) -> int:
         arm(os.environ.get("ATOLL_FAILPOINTS", ""))
         code = app(args=list(arguments), prog_name="atoll", standalone_mode=False)
         sys.stdout.flush()
-        return code or 0
     except typer.TyperException as error:
-        _report(error.format_message(), None)
+        _report(error.format_message(), _usage_hint(error))
         return error.exit_code
     except AtollError as error:
         _report(error.message, error.hint)
         return error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`); what Python flushes at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code or 0
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print_data(__version__)
+        raise typer.Exit
 
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_print_version,
+            help="Print atoll's version and end. Default: off.",
+        ),
+    ] = False,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Also log what only developers want to see.")
+        bool,
+        typer.Option(
+            "-v", "--verbose", help="Log what developers want to see as well. Default: off."
+        ),
     ] = False,
 ) -> None:
+    """Train language models, measure what that costs, and prove what it keeps.
+
+    Data goes to standard output, everything else to standard error. Exit codes: 0 done, 1 a run
+    or a check failed, 2 what was asked cannot be done, 130 interrupted.
+
+    \b
+    Examples:
+      atoll demo
+      atoll train --config tiny
+    """
     from atoll.log import configure_logging
 
     configure_logging(verbose=verbose)
 
 
 def _report(message: str, hint: str | None) -> None:
-    print(message, file=sys.stderr)
+    print_note(message)
     if hint:
-        print(f"\nhint: {hint}", file=sys.stderr)
+        print_note(f"\nhint: {hint}")
+
+
+def _usage_hint(error: typer.TyperException) -> str | None:
+    context: typer.Context | None = getattr(error, "ctx", None)
+    if context is None or error.message.startswith("Usage:"):
+        return None
+    if getattr(error, "option_name", None) in ("-v", "--verbose", "--version"):
+        return f"it goes before the verb: atoll {getattr(error, 'option_name', '')} ..."
+    return f"`{context.command_path} --help` lists what there is, with examples"
