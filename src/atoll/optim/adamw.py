@@ -83,9 +83,13 @@ class AdamW:
                 found_inf=skip,
             )
 
+    def moments(self) -> dict[str, Tensor]:
+        """Return the live moments by name, [N, P] each."""
+        return dict(zip(MOMENTS, (self.exp_avg_NP, self.exp_avg_sq_NP), strict=True))
+
     def snapshot(self) -> Snapshot:
         """Return copies of both moments, [N, P] in the arena's layout."""
-        return Snapshot({name: copy_to_cpu(tensor) for name, tensor in self._moments().items()})
+        return Snapshot({name: copy_to_cpu(tensor) for name, tensor in self.moments().items()})
 
     def restore(self, saved: Snapshot) -> None:
         """Load what `snapshot` gave.
@@ -93,7 +97,7 @@ class AdamW:
         Raises:
             StateMismatchError: Names, shapes or types differ; nothing has been changed.
         """
-        own = self._moments()
+        own = self.moments()
         if {name: _form(tensor) for name, tensor in own.items()} != {
             name: _form(tensor) for name, tensor in saved.tensors.items()
         }:
@@ -104,9 +108,6 @@ class AdamW:
             )
         for name, tensor in own.items():
             tensor.copy_(saved.tensors[name])
-
-    def _moments(self) -> dict[str, Tensor]:
-        return dict(zip(MOMENTS, (self.exp_avg_NP, self.exp_avg_sq_NP), strict=True))
 
 
 def reference_step(

@@ -1,0 +1,67 @@
+"""Where a run computes, and what `auto` stands for there."""
+
+import torch
+
+from atoll.errors import UnavailableError
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device that `runtime.device` means on this machine.
+
+    Args:
+        name: cpu, cuda, cuda:N, mps, or auto for the first of cuda, mps and cpu that is here.
+
+    Raises:
+        UnavailableError: It was asked for by name and is not here; says what is.
+    """
+    here = available_devices()
+    if name == "auto":
+        return torch.device(here[0])
+    found = torch.device(name)
+    if found.type == "cuda" and torch.cuda.is_available():
+        found = torch.device("cuda", 0 if found.index is None else found.index)
+    if str(found) not in here:
+        raise UnavailableError(
+            f"runtime.device is {name}, and this machine has {', '.join(here)}.",
+            hint="set runtime.device=auto to take the first of these; `atoll doctor` says more",
+        )
+    return found
+
+
+def available_devices() -> list[str]:
+    """Return the devices of this machine, the fastest kind first."""
+    here = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        here.append("mps")
+    return [*here, "cpu"]
+
+
+def resolve_amp(amp: str, device: torch.device) -> torch.dtype | None:
+    """Return the autocast type that `runtime.amp` means on `device`, None for none.
+
+    Raises:
+        UnavailableError: bf16 was asked for on a GPU that cannot compute it.
+    """
+    if amp == "none" or (amp == "auto" and device.type != "cuda"):
+        return None
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        if amp == "auto":
+            return None
+        raise UnavailableError(
+            f"runtime.amp is bf16, and {torch.cuda.get_device_name(device)} cannot compute it.",
+            hint="set runtime.amp=none",
+        )
+    return torch.bfloat16
+
+
+def resolve_compile(compile_setting: bool | str, device: torch.device) -> bool:
+    """Return whether the update is compiled, given `runtime.compile`."""
+    return device.type == "cuda" if compile_setting == "auto" else bool(compile_setting)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done everything asked of it; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

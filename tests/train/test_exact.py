@@ -1,0 +1,86 @@
+"""Switches, devices and the binding."""
+
+import os
+
+import pytest
+import torch
+
+from atoll.errors import UnavailableError, UsageError
+from atoll.train.binding import binding_facts, environment_facts, source_hash
+from atoll.train.device import resolve_amp, resolve_compile, resolve_device
+from atoll.train.exact import configure_torch
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def torch_switches(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.deterministic = False
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("torch_switches")
+def test_deterministic_mode_sets_every_switch():
+    configure_torch(deterministic=True, cpu_threads=1)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.benchmark
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.usefixtures("torch_switches")
+def test_fast_mode_leaves_the_environment_alone():
+    configure_torch(deterministic=False, cpu_threads=None)
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.usefixtures("torch_switches")
+def test_deterministic_mode_after_cuda_has_started_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(UsageError, match="CUDA was used") as raised:
+        configure_torch(deterministic=True, cpu_threads=None)
+    assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in (raised.value.hint or "")
+
+
+def test_absent_device_is_refused_with_those_that_are_here():
+    with pytest.raises(UnavailableError, match=r"runtime\.device is cuda:63.*cpu"):
+        resolve_device("cuda:63")
+
+
+def test_automatic_settings_on_a_cpu():
+    assert resolve_device("cpu") == CPU
+    assert resolve_amp("auto", CPU) is None
+    assert resolve_amp("bf16", CPU) is torch.bfloat16
+    assert not resolve_compile("auto", CPU)
+    assert resolve_compile(True, CPU)
+
+
+def facts(**changes):
+    return binding_facts(
+        **{"device": CPU, "amp": None, "compiled": False, "seeds": {"runtime.seed": 0}} | changes
+    )
+
+
+def test_binding_is_equal_for_equal_settings_and_names_what_differs():
+    assert facts() == facts()
+    other = facts(amp=torch.bfloat16, compiled=True)
+    assert {key for key in other if other[key] != facts()[key]} == {"amp", "compiled"}
+
+
+def test_source_hash_follows_the_code_that_decides_numbers():
+    assert source_hash() == source_hash()
+    assert len(source_hash()) == 64
+
+
+def test_environment_names_versions_and_source():
+    found = environment_facts()
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["source_hash"] == source_hash()
