@@ -68,7 +68,7 @@ def write_cache(
     if largest >= vocab_size or largest > np.iinfo(dtype).max:
         raise CacheError(f"id {largest} does not fit {dtype} and {vocab_size} ids.")
     settings = {"written_from": "arrays", "shard_tokens": shard_tokens}
-    written = {
+    written: dict[SplitName, Split] = {
         name: _write_split(folder, name, ids.astype(token_dtype(dtype)), documents, shard_tokens)
         for name, (ids, documents) in splits.items()
     }
