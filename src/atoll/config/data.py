@@ -29,8 +29,9 @@ class SourceConfig(Section):
     """Configuration name of a hub data set."""
     split: str = "train"
     """Split of a hub data set."""
-    weight: float = Field(default=1.0, gt=0)
-    """Share of documents in a mixture, relative to the other sources' weights."""
+    weight: float | None = Field(default=None, gt=0)
+    """Share of documents in a mixture, relative to the other sources' weights; the mixture ends
+    where one source does. Default, for all or none: each source's own number, so all are used."""
 
     @model_validator(mode="after")
     def _hold_rules(self) -> Self:
@@ -54,11 +55,18 @@ class TokenizerConfig(Section):
     """Put the beginning-of-sequence id before every document."""
     add_eos: bool = True
     """Put the end-of-sequence id after every document."""
+    bos_token: str | None = None
+    """Beginning token of a given tokenizer. Default: what the files beside it say."""
+    eos_token: str | None = None
+    """End token of a given tokenizer. Default: what the files beside it say."""
 
     @model_validator(mode="after")
     def _hold_rules(self) -> Self:
         if self.path is not None and self.path.startswith(HUB) and self.revision is None:
             refuse([BrokenRule(("path", "revision"), _add_revision(self.path))])
+        if self.path is not None and self.vocab_size is not None:
+            text = f"vocab_size {self.vocab_size} is for a tokenizer trained here; {self.path} has"
+            refuse([BrokenRule(("path", "vocab_size"), f"{text} its own. Leave one of them out.")])
         return self
 
 
@@ -122,6 +130,14 @@ def _broken_rules(data: DataConfig) -> Iterator[BrokenRule]:
         value = getattr(data, name)
         if isinstance(value, str) and value.startswith(HUB):
             yield BrokenRule((name,), f"data.{name}: {_add_revision(value)}")
+    sources = data.source if isinstance(data.source, list) else []
+    weighted = sum(source.weight is not None for source in sources)
+    if 0 < weighted < len(sources):
+        yield BrokenRule(
+            ("source",),
+            f"data.source: {weighted} of {len(sources)} sources have a weight. "
+            "Give all of them one, or none to use every document.",
+        )
 
 
 def _add_revision(path: str) -> str:
