@@ -129,9 +129,13 @@ def _report(message: str, hint: str | None) -> None:
 
 
 def _usage_hint(error: typer.TyperException) -> str | None:
-    context: typer.Context | None = getattr(error, "ctx", None)
-    if context is None or error.message.startswith("Usage:"):
+    if error.message.startswith("Usage:"):
         return None
+    context: typer.Context | None = getattr(error, "ctx", None)
     if getattr(error, "option_name", None) in ("-v", "--verbose", "--version"):
         return f"it goes before the verb: atoll {getattr(error, 'option_name', '')} ..."
-    return f"`{context.command_path} --help` lists what there is, with examples"
+    return f"`{context.command_path if context else 'atoll'} --help` shows what there is"
+
+
+if __name__ == "__main__":
+    main()

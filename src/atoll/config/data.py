@@ -71,9 +71,11 @@ class TokenizerConfig(Section):
 
 
 def _shape(value: Any) -> str:
-    if isinstance(value, list):
-        return "list"
     return "mapping" if isinstance(value, dict | Section) else "text"
+
+
+def _shape_or_list(value: Any) -> str:
+    return "list" if isinstance(value, list) else _shape(value)
 
 
 # Told apart by shape, so that an error names the part that is wrong and not every alternative.
@@ -90,7 +92,7 @@ class DataConfig(Section):
     """Parent folder of token caches; each lies in a sub-folder named after its identity."""
     cache_path: Path | None = None
     """One finished cache folder to use as it is, wherever it was prepared."""
-    source: Annotated[_Text | _Source | _Sources, Discriminator(_shape)] = "stdlib"
+    source: Annotated[_Text | _Source | _Sources, Discriminator(_shape_or_list)] = "stdlib"
     """Text to train on: a path, glob or name, one source with options, or a weighted mixture."""
     validation_source: Annotated[_Text | _Source, Discriminator(_shape)] | None = None
     """Text held out. Default: a share of `source`, chosen by the content of each document."""

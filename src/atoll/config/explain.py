@@ -10,7 +10,7 @@ from atoll.config.syntax import flow
 
 
 def dump_resolved(config: RunConfig) -> str:
-    """Return the recipe as YAML with every setting; it loads by itself and gives an equal recipe."""
+    """Return the recipe as YAML with every setting; it loads by itself and gives an equal one."""
     return "\n".join(_lines(config.model_dump(mode="json"), {})) + "\n"
 
 

@@ -15,11 +15,13 @@ class TrainingConfig(Section):
     tokens_per_parameters: float = Field(default=20.0, gt=0)
     """Total budget in targets per trainable parameter of one model."""
     epoch_tokens_per_parameters: float = Field(default=0.5, gt=0)
-    """Length of a virtual epoch, in the same unit; divides the total."""
+    """Length of a virtual epoch, in the same unit; divides the total. Evaluation follows each."""
     batch_tokens: int = Field(default=131_072, ge=1)
-    """Targets of one update over all local models."""
+    """Targets of one update over all local models; a multiple of `strategy.models` times
+    `model.context_length`."""
     micro_batch_size: int = Field(default=16, ge=1)
-    """Sequences of one backward of one local model."""
+    """Sequences of one backward of one local model; divides those that an update gives it, or is
+    larger and means all of them. Lower it where memory is short: the result is the same."""
     checkpoint_policy: Literal["none", "final", "interval", "explicit"] = "final"
     """When a checkpoint is kept, besides those for resuming after a signal."""
     checkpoint_epochs: (
