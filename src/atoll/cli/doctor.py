@@ -6,7 +6,7 @@ from atoll.cli.options import ConfigOption, JsonOption, SetOption
 
 
 def doctor(config: ConfigOption, overrides: SetOption, as_json: JsonOption = False) -> None:
-    """Say what this machine can do and what is missing, each with a remedy.
+    """Say what this machine can do and what is missing.
 
     Exits 1 if something is broken that atoll, or the recipe where one is given, cannot do without.
 
