@@ -8,8 +8,9 @@ How a verb is written, one file per verb in this folder:
   A group (`cli/cache.py`) defines `app = command_group("...")` and `@app.command()` functions.
 - At the top it imports `typer`, `pathlib`, `typing` and `atoll.cli.options`, nothing else: torch,
   pydantic and the rooms below are imported inside the function, so that `--help` stays fast.
-- The docstring is the help: one sentence (66 characters fit the list in `atoll --help`), then a paragraph that starts with a line holding only
-  `\\b`, then `Examples:` with two lines `  atoll ...`; tests parse and run them.
+- The docstring is the help: one sentence (66 characters fit the list in `atoll --help`), then a
+  paragraph that starts with a line holding only `\\b`, then `Examples:` with two lines
+  `  atoll ...`; tests parse them.
 - Each option's help is a sentence with unit and `Default: ...`.
 - The body calls one function of a room below and prints. Data goes out through
   `atoll.cli.output.print_data` or `print_json` (standard output), remarks through `print_note`
