@@ -1,0 +1,119 @@
+"""`atoll bench`: measurements. The last line of standard output is one JSON document."""
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli.options import command_group
+
+app = command_group(
+    "Measure: counterbalanced, every sample kept, the last line is one JSON document."
+)
+
+
+class ScenarioName(enum.StrEnum):
+    prepare = "prepare"
+    training = "training"
+    batch = "batch"
+
+
+@app.callback()
+def group() -> None:
+    """Keep `compare` a verb of its own while it is the only one."""
+
+
+@app.command()
+def compare(
+    scenario: Annotated[
+        ScenarioName | None,
+        typer.Argument(
+            show_default=False,
+            help="Built-in comparison: prepare (atoll prepare against tokenizers encode_batch), "
+            "training (one update against transformers), batch (a batch against a numpy gather).",
+        ),
+    ] = None,
+    a: Annotated[
+        str | None, typer.Option("--a", metavar="CMD", help="Shell command A. Default: none.")
+    ] = None,
+    b: Annotated[
+        str | None, typer.Option("--b", metavar="CMD", help="Shell command B. Default: none.")
+    ] = None,
+    at_least: Annotated[
+        float | None,
+        typer.Option(
+            "--at-least",
+            metavar="RATIO",
+            min=0.0,
+            help="Speed of command A over B that is asked for. Default: none, measure only.",
+        ),
+    ] = None,
+    blocks: Annotated[
+        int,
+        typer.Option(
+            min=2, help="Blocks of four windows, at least 2. Default: 12.", show_default=False
+        ),
+    ] = 12,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, help="Seed of the order of windows. Default: 0.", show_default=False),
+    ] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write the document there. Default: none."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="One parameter of a built-in comparison, written as in YAML. Repeats. "
+            "Default: none.",
+        ),
+    ] = None,
+) -> None:
+    """Compare two conditions in ABBA and BAAB blocks, after comparing A with itself.
+
+    Exits 0 if every target is reached or there is none, 1 otherwise.
+
+    \b
+    Examples:
+      atoll bench compare batch --blocks 4 --set rows=8
+      atoll bench compare --a "true" --b "sleep 0.05" --blocks 4
+    """
+    import json
+    import sys
+
+    from atoll.bench.document import compare as compare_all
+    from atoll.bench.scenarios.choose import scenario as choose
+    from atoll.bench.scenarios.commands import commands
+    from atoll.cli.output import print_data, print_note
+    from atoll.errors import UsageError
+    from atoll.files import write_json
+
+    if scenario is not None and a is None and b is None and at_least is None:
+        name = scenario.value
+        parameters, contests = choose(name, overrides or [])
+    elif scenario is None and a is not None and b is not None and not overrides:
+        name, parameters = "commands", {"a": a, "b": b, "at_least": at_least}
+        contests = [commands(a, b, at_least=at_least)]
+    else:
+        raise UsageError(
+            "bench compare needs either the name of a built-in comparison or both --a and --b.",
+            hint="atoll bench compare training, or atoll bench compare --a CMD --b CMD",
+        )
+    document = compare_all(
+        contests,
+        name=name,
+        parameters=parameters,
+        command=["atoll", *sys.argv[1:]],
+        seed=seed,
+        num_blocks=blocks,
+        note=print_note,
+    )
+    if output is not None:
+        write_json(output, document)
+    print_data(json.dumps(document, ensure_ascii=False, allow_nan=False))
+    if document["verdict"] not in ("pass", "measured"):
+        raise typer.Exit(1)

@@ -1,0 +1,77 @@
+"""`atoll bench compare` end to end, with shell commands that take next to no time."""
+
+import json
+import sys
+
+import pytest
+
+from atoll.bench.document import overall
+from atoll.cli.main import run
+
+QUICK = f'"{sys.executable}" -S -c pass'
+FAILING = f'"{sys.executable}" -S -c "raise SystemExit(3)"'
+
+
+@pytest.fixture
+def quick_record(capsys):
+    """Return (exit code, stdout, stderr) of a comparison of a command with itself."""
+    code = run(["bench", "compare", "--a", QUICK, "--b", QUICK, "--blocks", "2", "--seed", "11"])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.slow
+def test_two_commands_are_compared_and_the_last_line_is_one_document(quick_record):
+    code, out, err = quick_record
+    record = json.loads(out.strip().splitlines()[-1])
+    assert record["order_seed"] == 11
+    assert record["scenario"] == "commands"
+    assert {"python", "torch", "numpy"} <= set(record["versions"])
+    assert record["machine"]["cores"] >= 1
+    assert len(record["comparisons"][0]["a_b"]["samples"]) == 8
+    assert code == (0 if record["verdict"] == "measured" else 1)
+    assert "A/A" in err
+    assert out.count("\n") == 1
+
+
+def test_a_command_that_fails_is_named_with_its_exit_code(capsys):
+    code = run(["bench", "compare", "--a", FAILING, "--b", FAILING, "--blocks", "2"])
+    assert code == 1
+    assert "command A ended with exit code 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--a", "true"],
+        ["batch", "--a", "true", "--b", "true"],
+        ["--a", "true", "--b", "true", "--set", "rows=1"],
+    ],
+)
+def test_a_half_given_comparison_is_refused(arguments, capsys):
+    assert run(["bench", "compare", *arguments]) == 2
+    assert "either the name of a built-in comparison" in capsys.readouterr().err
+
+
+def test_parameters_that_do_not_exist_are_all_named(capsys):
+    arguments = ["--set", "row=8", "--set", "rows", "--set", "context_length=x"]
+    assert run(["bench", "compare", "batch", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert "--set row=8: there is no parameter row. Did you mean rows?" in said
+    assert "--set rows: it must have the form NAME=VALUE." in said
+    assert "--set context_length=x" in said
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "worst"),
+    [
+        (["pass", "pass"], "pass"),
+        (["pass", "undecided"], "undecided"),
+        (["undecided", "fail", "pass"], "fail"),
+        (["fail", "void"], "void"),
+        (["measured"], "measured"),
+    ],
+)
+def test_the_worst_verdict_speaks_for_all(verdicts, worst):
+    assert overall(verdicts) == worst
