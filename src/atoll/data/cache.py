@@ -22,13 +22,16 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from atoll.errors import CacheError
-from atoll.files import identity
+from atoll.files import MIB, identity
 
 FORMAT_VERSION = 1
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 SOURCES_NAME = "sources.jsonl"
+
+LEAF_BYTES = 32
+"""Length of one SHA-256 in a .leaves file."""
 
 SplitName = Literal["train", "validation"]
 
@@ -120,6 +123,17 @@ class Shard(_Record):
     leaves_file: str
     leaves_sha256: str
 
+    def sizes(self, itemsize: int) -> dict[str, int]:
+        """Return the bytes that each of its files holds."""
+        token_bytes = self.tokens * itemsize
+        document_bytes = self.documents * DOCUMENT.itemsize
+        num_leaves = -(-token_bytes // MIB) + -(-document_bytes // MIB)
+        return {
+            self.file: token_bytes,
+            self.documents_file: document_bytes,
+            self.leaves_file: num_leaves * LEAF_BYTES,
+        }
+
 
 class Split(_Record):
     tokens: int
@@ -202,6 +216,20 @@ class Cache:
     def dtype(self) -> np.dtype[Any]:
         """Little-endian element type of the token files."""
         return token_dtype(self.manifest.dtype)
+
+    @property
+    def shards(self) -> list[Shard]:
+        """Every shard, of training and then of validation."""
+        splits = self.manifest.splits
+        return [shard for name in ("train", "validation") for shard in splits[name].shards]
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes that each file beside the manifest holds."""
+        beside = (self.manifest.tokenizer.file, self.manifest.listing)
+        sizes = {facts.file: facts.bytes for facts in beside}
+        for shard in self.shards:
+            sizes |= shard.sizes(self.dtype.itemsize)
+        return sizes
 
     def documents(self, shard: Shard) -> np.ndarray:
         """Return the DOCUMENT records of the documents that begin in `shard`, unverified."""

@@ -10,8 +10,6 @@ import numpy as np
 from atoll.data.cache import DOCUMENT, FileFacts, Shard, SplitName
 from atoll.files import MIB, atomic_file, sha256_bytes
 
-LEAF_BYTES = 32
-
 
 class MibHasher:
     """SHA-256 of a stream of bytes, of the whole and of each MiB of it."""

@@ -126,6 +126,11 @@ def _load_native(content: bytes) -> "NativeTokenizer":
             f"the tokenizer cannot be read by tokenizers {library_version()}: {error}.",
             hint="give a tokenizer.json as `save_pretrained` writes it",
         ) from error
+    if getattr(native.model, "dropout", None):
+        raise DataError(
+            "the tokenizer drops merges at random, so it gives other ids each time.",
+            hint="set `dropout` to null in its tokenizer.json",
+        )
     native.no_truncation()
     native.no_padding()
     native.encode_special_tokens = True
