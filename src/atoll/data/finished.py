@@ -132,7 +132,7 @@ def _check_sources(settings: Settings, cache: Cache, see: See) -> None:
     changed, done = [], 0
     for path, size, is_same in _compare(pairs):
         done += size
-        see(Progress("verify", done, total))
+        see(Progress("compare", done, total))
         if not is_same:
             changed.append(path)
     if changed:

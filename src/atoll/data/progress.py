@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["copy", "tokenizer", "train", "encode", "arrange", "assemble", "verify"]
+Phase = Literal["copy", "tokenizer", "train", "encode", "arrange", "assemble", "compare", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Progress:
     Attributes:
         phase: copy (rows of a hub data set), tokenizer (bytes of the corpus read for the sample),
             train (the tokenizer itself), encode (bytes of the corpus), arrange, assemble (tokens),
-            verify (bytes of source files compared with a finished cache).
+            compare (bytes of source files with a finished cache), verify (bytes of the cache).
         done: Units done.
         total: Units in all, or None where nobody knows.
     """

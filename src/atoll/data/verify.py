@@ -1,10 +1,11 @@
 """Whether a finished cache still holds what its manifest says, and where it does not."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.data.cache import LEAF_BYTES, MANIFEST_NAME, Cache, Shard
+from atoll.data.progress import Progress, See, ignore
 from atoll.data.shards import hash_file
 from atoll.errors import CacheError
 from atoll.files import MIB, sha256_bytes, sha256_file
@@ -29,12 +30,12 @@ class Damage:
         return f"{place}: {self.found}"
 
 
-def verify_cache(folder: Path, *, see: Callable[[str, int], None] | None = None) -> list[Damage]:
+def verify_cache(folder: Path, *, see: See = ignore) -> list[Damage]:
     """Read every file of a cache and return each damaged place; none means that all is well.
 
     Args:
         folder: The cache's folder.
-        see: Called with the name and size of each file before it is read.
+        see: Called with how far it is after each file.
 
     Raises:
         CacheError: There is no finished cache, or it is of another format version.
@@ -46,7 +47,7 @@ def verify_cache(folder: Path, *, see: Callable[[str, int], None] | None = None)
     except CacheError as error:
         return [Damage(MANIFEST_NAME, None, error.message)]
     damages: list[Damage] = []
-    check = _Checker(cache, see or (lambda file, size: None))
+    check = _Checker(cache, see)
     for facts in (cache.manifest.tokenizer.file, cache.manifest.listing):
         damages += check.file(facts.file, facts.sha256, [bytes.fromhex(h) for h in facts.leaves])
     for shard in cache.shards:
@@ -72,10 +73,12 @@ def wrong_sizes(folder: Path, sizes: Mapping[str, int]) -> list[Damage]:
 class _Checker:
     """Compares files with their digests; the leaves are asked only where a digest differs."""
 
-    def __init__(self, cache: Cache, see: Callable[[str, int], None]) -> None:
+    def __init__(self, cache: Cache, see: See) -> None:
         self._folder = cache.folder
         self._sizes = cache.sizes()
+        self._total = sum(self._sizes.values())
         self._see = see
+        self._done = 0
 
     def file(self, file: str, sha256: str, leaves: list[bytes] | None) -> list[Damage]:
         """Check one file; `leaves` are the digests of its MiB, where they are known."""
@@ -83,7 +86,8 @@ class _Checker:
         damages = wrong_sizes(self._folder, {file: size})
         if damages and damages[0].mib is None:
             return damages
-        self._see(file, size)
+        self._done += size
+        self._see(Progress("verify", self._done, self._total))
         path = self._folder / file
         try:
             if not damages and sha256_file(path) == sha256:
