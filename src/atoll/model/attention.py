@@ -19,13 +19,19 @@ def attention(
         v_BKSC: Values.
         mask_BTT: bool [B, 1, T, S], True where a query may look. Default: causal, and S is T.
     """
+    shared = q_BHTC.shape[1] // k_BKSC.shape[1]
+    if mask_BTT is not None and shared > 1:
+        # No fused CUDA kernel takes a mask and shared heads; torch would fall back to the slow one.
+        k_BKSC = k_BKSC.repeat_interleave(shared, dim=1)
+        v_BKSC = v_BKSC.repeat_interleave(shared, dim=1)
+        shared = 1
     return functional.scaled_dot_product_attention(
         q_BHTC,
         k_BKSC,
         v_BKSC,
         attn_mask=mask_BTT,
         is_causal=mask_BTT is None,
-        enable_gqa=q_BHTC.shape[1] != k_BKSC.shape[1],
+        enable_gqa=shared > 1,
     )
 
 

@@ -90,7 +90,8 @@ class _RmsNorm(torch.autograd.Function):
         return (x * rstd).mul_(scale)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+        (grad,) = grad_outputs
         x, scale, rstd = ctx.saved_tensors
         unit = x * rstd
         product = grad * unit
@@ -109,7 +110,8 @@ class _SwiGlu(torch.autograd.Function):
         return functional.silu(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        (grad,) = grad_outputs
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         result = torch.empty_like(gate_up)
@@ -133,9 +135,8 @@ class _SplitHeads(torch.autograd.Function):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     @staticmethod
-    def backward(
-        ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor
-    ) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
+        grad_q, grad_k, grad_v = grad_outputs
         cos, sin = ctx.saved_tensors
         rows, heads, tokens, channels = grad_q.shape
         sizes = (heads, grad_k.shape[1], grad_v.shape[1])
@@ -169,7 +170,8 @@ class _EmbedPacked(torch.autograd.Function):
         return embedding_NVD[models_N1, ids_NM]
 
     @staticmethod
-    def backward(ctx: Any, grad_NMD: Tensor) -> tuple[None, Tensor]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, Tensor]:
+        (grad_NMD,) = grad_outputs
         (rows_NM,) = ctx.saved_tensors
         models, vocabulary, width = ctx.shape
         grad = torch.ops.aten.embedding_dense_backward(
