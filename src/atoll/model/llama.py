@@ -39,7 +39,7 @@ class Llama(nn.Module):
         *,
         num_models: int = 1,
         device: torch.device | str = "cpu",
-        seed: int = 0,
+        seed: int | None = 0,
         trainable: bool = True,
     ) -> None:
         """Allocate and initialize all weights.
@@ -48,7 +48,8 @@ class Llama(nn.Module):
             config: The shape of one model.
             num_models: N; every model starts with the same weights.
             device: Where the weights live from the start.
-            seed: Run seed that the initial weights derive from, whatever N and device.
+            seed: Run seed that the initial weights derive from, whatever N and device; None
+                leaves zeros for a loader to fill.
             trainable: Whether gradients exist; without them the module is for inference.
         """
         super().__init__()
@@ -72,7 +73,8 @@ class Llama(nn.Module):
         cos_TR, sin_TR = rope.tables(torch.arange(config.context_length), frequencies_R)
         for name, table in (("frequencies", frequencies_R), ("cos", cos_TR), ("sin", sin_TR)):
             self.register_buffer(name, table.to(device), persistent=False)
-        self._initialize(seed)
+        if seed is not None:
+            self._initialize(seed)
         if num_models > 1 and trainable:
             _hear_layout_warning()
 

@@ -39,6 +39,7 @@ def weighted_loss(
     Returns:
         Two float32 tensors [N]; only the first has a gradient.
     """
+    models, vocabulary, _ = weight_NVD.shape
     counted_NM = targets_NM != IGNORE
     weights_NM = counted_NM.to(torch.float32) if weights_NM is None else weights_NM * counted_NM
     ids_NM = torch.where(counted_NM, targets_NM, 0)
@@ -47,7 +48,7 @@ def weighted_loss(
         weight_NVD,
         ids_NM,
         weights_NM.to(torch.promote_types(x_NMD.dtype, torch.float32)),
-        piece_rows or default_piece_rows(x_NMD, weight_NVD),
+        piece_rows or default_piece_rows(models, vocabulary, device_type=x_NMD.device.type),
         _compute_dtype(x_NMD),
         torch.is_grad_enabled() and (x_NMD.requires_grad or weight_NVD.requires_grad),
     )
@@ -67,11 +68,10 @@ def weighted_loss_plain(
     return (losses_NM * weights_NM).sum(-1), weights_NM.sum(-1)
 
 
-def default_piece_rows(x_NMD: Tensor, weight_NVD: Tensor) -> int:
-    """Return how many rows of every model make one piece of logits of at most PIECE_BYTES."""
-    models, vocabulary, _ = weight_NVD.shape
-    limit = PIECE_BYTES.get(x_NMD.device.type, PIECE_BYTES["cpu"])
-    return max(256, limit // (4 * models * vocabulary))
+def default_piece_rows(num_models: int, vocabulary: int, *, device_type: str) -> int:
+    """Return the rows of each model in one piece, of at most PIECE_BYTES but 256 rows at least."""
+    limit = PIECE_BYTES.get(device_type, PIECE_BYTES["cpu"])
+    return max(256, limit // (4 * num_models * vocabulary))
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
