@@ -10,11 +10,10 @@ from typing import IO, Any
 from pydantic import BaseModel, ConfigDict
 
 from atoll.config.data import HUB, SourceConfig
+from atoll.data.pace import Pace
 from atoll.errors import DataError, UnavailableError
 from atoll.faults import reach
 from atoll.files import storage_error, write_json
-
-_JOURNAL_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,8 @@ def copy_hub_source(
     work: Path,
     *,
     open_hub: OpenHub,
+    pace: Pace,
     see: Callable[[int], None] = lambda rows: None,
-    journal_rows: int = _JOURNAL_ROWS,
 ) -> tuple[Path, HubCopy]:
     """Copy the text of a data set to WORK/hub-<index>.jsonl, going on where a kill ended it.
 
@@ -56,8 +55,8 @@ def copy_hub_source(
         index: Its place among all sources.
         work: Folder of the copy.
         open_hub: Opens the data set.
+        pace: Says how often the copy is made durable.
         see: Called with the rows copied so far.
-        journal_rows: Rows between two durable points.
 
     Raises:
         UnavailableError: The package that reads data sets is not installed.
@@ -84,7 +83,7 @@ def copy_hub_source(
             for row in opened.rows:
                 file.write(_to_line(row, source.text_field))
                 copied += 1
-                if copied % journal_rows == 0:
+                if copied % pace.copied_rows == 0:
                     _make_durable(file, journal, HubCopy(commit=opened.commit, rows=copied))
                     see(copied)
                     reach("prepare.hub")

@@ -123,6 +123,7 @@ class Job:
                     index,
                     self._work,
                     open_hub=self._outside.open_hub,
+                    pace=self._pace,
                     see=lambda rows: self._see(Progress("copy", rows, None)),
                 )
                 commits[index] = copied.commit

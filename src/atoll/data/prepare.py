@@ -12,11 +12,7 @@ phases whose file is there:
     assemble   train-00000.json ...  one receipt a shard
     finish     ../manifest.json      last
 
-Failpoints (`<file>` stands for .before_fsync, .before_rename and .after_rename of the durable
-write): prepare.hub, prepare.plan<file>, prepare.tokenizer, prepare.tokenizer<file>,
-prepare.encode, prepare.journal<file>, prepare.dedupe, prepare.arrange<file>, prepare.order<file>,
-prepare.shard<file>, prepare.shard.documents<file>, prepare.shard.leaves<file>,
-prepare.receipt<file>, prepare.listing<file>, prepare.manifest<file>, prepare.cleanup.
+FAILPOINTS lists the places where a test may kill or fail it.
 """
 
 import contextlib
@@ -35,7 +31,34 @@ from atoll.errors import LockedError
 from atoll.faults import reach
 from atoll.files import folder_lock
 
-__all__ = ["Outside", "locate", "prepare"]
+__all__ = ["FAILPOINTS", "Outside", "locate", "prepare"]
+
+_DURABLE_WRITES = (
+    "begin",
+    "hub.journal",
+    "plan",
+    "tokenizer",
+    "journal",
+    "arrange",
+    "order",
+    "shard",
+    "shard.documents",
+    "shard.leaves",
+    "receipt",
+    "tokenizer.final",
+    "listing",
+    "manifest",
+)
+
+FAILPOINTS = (
+    *(f"prepare.{place}" for place in ("hub", "tokenizer", "encode", "dedupe", "cleanup")),
+    *(
+        f"prepare.{write}.{moment}"
+        for write in _DURABLE_WRITES
+        for moment in ("before_fsync", "before_rename", "after_rename")
+    ),
+)
+"""Every place that `atoll.faults` can be armed for here, in no order."""
 
 
 def prepare(
