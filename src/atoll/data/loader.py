@@ -11,13 +11,12 @@ Shapes: B rows, T tokens per row.
 """
 
 from collections.abc import Iterator
-from functools import cached_property
 
 import torch
 
 from atoll.data.batch import IGNORE, Batch
 from atoll.data.cache import Cache, SplitName
-from atoll.data.groups import GroupReader
+from atoll.data.groups import PIECE_BYTES, GroupReader
 from atoll.data.order import ORDER_VERSION, split_geometry
 from atoll.data.placement import Part, Placement, PlacementName, build_placement
 from atoll.data.shelf import GroupLoader, GroupShelf
@@ -92,7 +91,7 @@ class TokenLoader:
         self._shelf = GroupShelf(loader, num_rows=self._num_rows, prefetch=prefetch, trace=trace)
         self._num_batches = 0
 
-    @cached_property
+    @property
     def identity(self) -> str:
         """SHA-256 over the cache, the split and all that decides the order of its rows."""
         return identity(
@@ -180,7 +179,7 @@ class TokenLoader:
         self._num_batches += 1
         active = self._shelf.active
         if active is not None and active.start <= cursor and stop <= active.stop:
-            parts = iter((Part(active.rows, cursor - active.start, stop - cursor),))
+            parts = (Part(active.rows, cursor - active.start, stop - cursor),)
         else:
             parts = self._parts(cursor, stop)
         width = self._geometry.context_length + 1
@@ -241,10 +240,8 @@ class TokenLoader:
         )
 
     def _memory(self) -> tuple[int, int]:
-        slot_bytes = self._geometry.window_tokens * self._cache.dtype.itemsize
-        order_bytes = 8 * max(
-            self._geometry.rows_in(0), self._geometry.rows_in(self._geometry.last_group)
-        )
+        rows, length = self._geometry.max_rows, self._geometry.context_length
+        slot_bytes = rows * (length + 1) * self._cache.dtype.itemsize
         host, device = self._placement.memory(slot_bytes, self._shelf.num_slots)
-        # Permutations of the active and the next group; making one takes as much again.
-        return host + 3 * order_bytes, device
+        # While a group is read: its permutation, the inverse, and the words both come from.
+        return host + PIECE_BYTES + 3 * 8 * rows, device

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.data.cache import CacheManifest
+from atoll.data.cache import CacheManifest, SplitName
 from atoll.errors import DataError, UsageError
 from atoll.seeds import derive_seed
 
@@ -75,10 +75,9 @@ class Geometry:
         return self.group_of(self.sequences - 1)
 
     @property
-    def window_tokens(self) -> int:
-        """An upper bound of `window_stop(g)` less the start of group g: what a buffer must hold."""
-        rows_end = (self.sequences + 1) * self.context_length + 1
-        return min(self.group_tokens + 2 * self.context_length, rows_end)
+    def max_rows(self) -> int:
+        """At most so many rows have their first token in one group."""
+        return min(-(-self.group_tokens // self.context_length), self.sequences)
 
     def group_of(self, sequence: int) -> int:
         """Return the group whose shards hold the sequence's first token."""
@@ -105,10 +104,6 @@ class Geometry:
             return start, self.tokens
         return start, self.first_sequence(group + 1) * self.context_length + 1
 
-    def window_stop(self, group: int) -> int:
-        """Return where the last row of `group` ends, padding included."""
-        return self.first_sequence(group + 1) * self.context_length + 1
-
     def place(self, cursor: int) -> Place:
         """Return the pass, group and index in the group of the row at `cursor`."""
         pass_index, sequence = divmod(cursor, self.sequences)
@@ -126,7 +121,7 @@ class Geometry:
 
 
 def split_geometry(
-    manifest: CacheManifest, split: str, *, context_length: int, group_shards: int
+    manifest: CacheManifest, split: SplitName, *, context_length: int, group_shards: int
 ) -> Geometry:
     """Return how `split` of a cache is cut; at least one row exists.
 
@@ -142,14 +137,13 @@ def split_geometry(
     for name, value in (("context_length", context_length), ("group_shards", group_shards)):
         if value < 1:
             raise UsageError(f"{name} is {value}; it must be at least 1.")
-    found = {str(name): facts for name, facts in manifest.splits.items()}
-    if split not in found:
+    if split not in manifest.splits:
         raise DataError(
-            f"the cache has no {split!r} split; it has {', '.join(sorted(found)) or 'none'}.",
+            f"the cache has no {split!r} split; it has {', '.join(sorted(manifest.splits))}.",
             hint="set data.validation_fraction or data.validation_source, then prepare again",
         )
     geometry = Geometry(
-        tokens=found[split].tokens,
+        tokens=manifest.splits[split].tokens,
         shard_tokens=manifest.shard_tokens,
         context_length=context_length,
         group_shards=group_shards,

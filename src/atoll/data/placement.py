@@ -2,7 +2,7 @@
 
 pageable  groups in host memory; each batch is a new int64 array, pinned and copied for a GPU
 pinned    groups in host memory; rows are written straight into pinned memory, then copied
-device    groups in GPU memory in the cache's own element type; a batch is one gather there
+device    groups in GPU memory in the cache's own element type; a batch is widened there
 
 Every batch owns its memory: nothing that the loader does later changes it. `inputs_BT` and
 `targets_BT` are views of one [B, T + 1] buffer, since each target is the next input; they are not
@@ -11,9 +11,10 @@ contiguous, and a change to one shows in the other. All placements give the same
 Shapes: B rows of a batch, T tokens of a row, U = T + 1, R rows of a group.
 """
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -23,27 +24,12 @@ from atoll.errors import UnavailableError, UsageError
 
 PlacementName = Literal["pageable", "pinned", "device"]
 
-Array = TypeVar("Array", np.ndarray, torch.Tensor)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRows(Generic[Array]):
-    """A group that rows can be taken from: overlapping windows of its tokens, and their order.
-
-    Attributes:
-        windows_RU: Row j of the group in the file's order; a strided view of the tokens.
-        order_R: int64, the windows in the order they are read.
-    """
-
-    windows_RU: Array
-    order_R: Array
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`count` rows of one group from the `index`-th read on."""
+    """`count` rows of one group from the `index`-th read on; `rows` is what `store` returned."""
 
-    rows: GroupRows[Any]
+    rows: Any
     index: int
     count: int
 
@@ -51,8 +37,8 @@ class Part:
 class Placement(Protocol):
     """Storage for groups, and the making of batches from them.
 
-    `slot` and `retire` are called by the step thread, `store` and `reorder` by whichever thread has
-    read the group, `gather` by the step thread. One store at a time.
+    The step thread calls `slot`, `retire` and `gather`; whichever thread reads a group calls `host`
+    and `store`, one group at a time.
     """
 
     @property
@@ -60,33 +46,20 @@ class Placement(Protocol):
         """What the recipe calls it."""
         ...
 
-    def slot(self, size: int, dtype: np.dtype[Any], *, vocab_size: int) -> Any:
-        """Return memory for a group of up to `size` tokens, all of them ids below `vocab_size`."""
+    def slot(self, shape: tuple[int, int], dtype: np.dtype[Any], *, vocab_size: int) -> Any:
+        """Return memory for a group of up to [R, U] tokens, all of them ids below `vocab_size`."""
         ...
 
     def host(self, slot: Any) -> np.ndarray:
-        """Return the host array that a group is read into before `store`."""
+        """Return the host array of that shape that rows are written to before `store`."""
         ...
 
-    def store(
-        self, slot: Any, *, offset: int, context_length: int, order_R: np.ndarray
-    ) -> GroupRows[Any]:
-        """Make rows of what was read; on return they are complete.
-
-        Args:
-            slot: Where the group was read.
-            offset: Tokens of the host array before its first row.
-            context_length: T.
-            order_R: int64 permutation.
-        """
+    def store(self, slot: Any, num_rows: int) -> Any:
+        """Make the first rows of the host array usable; on return they are complete."""
         ...
 
-    def reorder(self, rows: GroupRows[Any], order_R: np.ndarray) -> GroupRows[Any]:
-        """Return the same rows in another order, sharing their memory."""
-        ...
-
-    def retire(self, slot: Any, rows: GroupRows[Any]) -> None:
-        """Take note that `rows` are asked for no more and the slot may be filled again."""
+    def retire(self, slot: Any) -> None:
+        """Take note that the slot's rows are asked for no more and it may be filled again."""
         ...
 
     def gather(
@@ -168,25 +141,16 @@ class HostPlacement:
     def name(self) -> PlacementName:
         return self.batches.name
 
-    def slot(self, size: int, dtype: np.dtype[Any], *, vocab_size: int) -> np.ndarray:
-        return np.empty(size, dtype)
+    def slot(self, shape: tuple[int, int], dtype: np.dtype[Any], *, vocab_size: int) -> np.ndarray:
+        return np.empty(shape, dtype)
 
     def host(self, slot: np.ndarray) -> np.ndarray:
         return slot
 
-    def store(
-        self, slot: np.ndarray, *, offset: int, context_length: int, order_R: np.ndarray
-    ) -> GroupRows[np.ndarray]:
-        assert offset + len(order_R) * context_length + 1 <= len(slot)
-        shape = len(order_R), context_length + 1
-        strides = context_length * slot.itemsize, slot.itemsize
-        windows_RU = np.lib.stride_tricks.as_strided(slot[offset:], shape, strides, writeable=False)
-        return GroupRows(windows_RU, order_R)
+    def store(self, slot: np.ndarray, num_rows: int) -> np.ndarray:
+        return slot[:num_rows]
 
-    def reorder(self, rows: GroupRows[np.ndarray], order_R: np.ndarray) -> GroupRows[np.ndarray]:
-        return GroupRows(rows.windows_RU, order_R)
-
-    def retire(self, slot: np.ndarray, rows: GroupRows[np.ndarray]) -> None:
+    def retire(self, slot: np.ndarray) -> None:
         """Nothing to do: a batch is a copy, finished before `gather` returns."""
 
     def gather(
@@ -195,8 +159,8 @@ class HostPlacement:
         buffer_BU = self.batches.buffer(num_rows, width)
         row = 0
         for part in parts:
-            chosen = part.rows.order_R[part.index : part.index + part.count]
-            buffer_BU[row : row + part.count] = part.rows.windows_RU[chosen]
+            rows_BU = part.rows[part.index : part.index + part.count]
+            buffer_BU[row : row + part.count] = rows_BU
             row += part.count
         if row < num_rows:
             buffer_BU[row:] = 0
@@ -207,20 +171,17 @@ class HostPlacement:
 
 
 class PageableBatches:
-    """A new int64 array for each batch; for a GPU it is pinned and copied without waiting.
-
-    The array is new each time because the allocator hands back the memory of a dead batch, still
-    mapped: a pool of ours was no faster, and could be reused too early.
-    """
+    """An int64 array for each batch; for a GPU it is pinned and copied without waiting."""
 
     name: PlacementName = "pageable"
 
     def __init__(self, device: torch.device, *, trace: LoaderTrace | None = None) -> None:
         self._device = device
         self._trace = trace
+        self._pool = _BufferPool()
 
     def buffer(self, num_rows: int, width: int) -> np.ndarray:
-        return np.empty((num_rows, width), np.int64)
+        return self._pool.take(num_rows, width)
 
     def deliver(self, buffer_BU: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         if self._device.type == "cpu":
@@ -234,6 +195,32 @@ class PageableBatches:
             return split_tokens(tokens_BU.pin_memory().to(self._device, non_blocking=True))
         pinned_BU = self._trace.stage("pin", tokens_BU.pin_memory)
         return split_tokens(self._trace.copy(pinned_BU, self._device))
+
+
+class _BufferPool:
+    """Arrays that are used again once nobody refers to them: fresh pages cost as much as a batch.
+
+    Every view of an array, also one that a tensor holds, refers to the array; so its reference
+    count says whether a batch, or anything made of it, is still in use.
+    """
+
+    def __init__(self, *, keep: int = 3) -> None:
+        self._keep = keep
+        self._arrays: list[np.ndarray] = []
+
+    def take(self, num_rows: int, width: int) -> np.ndarray:
+        """Return int64 memory [num_rows, width] that nothing else refers to."""
+        shape = num_rows, width
+        for array in self._arrays:
+            if sys.getrefcount(array) == _UNUSED and array.shape == shape:
+                return array
+        array = np.empty(shape, np.int64)
+        self._arrays = [array, *self._arrays[: self._keep - 1]]
+        return array
+
+
+_UNUSED = 3
+"""References to an array of the pool that nobody uses: the list, the loop, the question itself."""
 
 
 class PinnedBatches:

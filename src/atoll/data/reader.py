@@ -10,7 +10,7 @@ anything but its queue.
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -40,8 +40,11 @@ class BackgroundReader(Generic[Result]):
     def abandon(self, future: "Future[Result]") -> None:
         """End a job early and wait until it has let go of what it was given."""
         self._stop.set()
-        future.cancel() or future.exception()
-        self._stop.clear()
+        try:
+            if not future.cancel():
+                wait((future,))
+        finally:
+            self._stop.clear()
 
     def close(self) -> None:
         """End the running job and the thread; closing twice is allowed."""

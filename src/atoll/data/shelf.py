@@ -5,7 +5,6 @@ cross groups must take the rows of one group before they ask for the next.
 """
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,8 +12,9 @@ from typing import Any
 
 from atoll.data.groups import GroupReader
 from atoll.data.order import Geometry, group_order
-from atoll.data.placement import GroupRows, Placement
+from atoll.data.placement import Placement
 from atoll.data.reader import BackgroundReader
+from atoll.data.rows import RowScatter
 from atoll.data.trace import Activation, LoaderTrace
 from atoll.errors import UsageError
 
@@ -32,7 +32,7 @@ class ActiveGroup:
     start: int
     stop: int
     slot: Any
-    rows: GroupRows[Any]
+    rows: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,42 +48,27 @@ class GroupLoader:
 
     def new_slot(self) -> Any:
         """Return memory that any group of the split fits in."""
-        return self.placement.slot(
-            self.geometry.window_tokens, self.source.dtype, vocab_size=self.vocab_size
-        )
+        shape = self.geometry.max_rows, self.geometry.context_length + 1
+        return self.placement.slot(shape, self.source.dtype, vocab_size=self.vocab_size)
 
     def read(self, key: GroupKey, slot: Any, stop: threading.Event | None) -> ActiveGroup:
-        """Read, verify and place a group; `stop` ends it with CancelledError."""
-        _, group = key
-        self.source.read(group, self.placement.host(slot), stop=stop)
-        first_token = self.geometry.first_sequence(group) * self.geometry.context_length
-        rows = self.placement.store(
-            slot,
-            offset=first_token - group * self.geometry.group_tokens,
-            context_length=self.geometry.context_length,
-            order_R=self._order(key),
-        )
-        return self._active(key, slot, rows)
-
-    def reorder(self, group: ActiveGroup, key: GroupKey) -> ActiveGroup:
-        """Return the same group for another pass, sharing its slot."""
-        rows = self.placement.reorder(group.rows, self._order(key))
-        return self._active(key, group.slot, rows)
-
-    def _order(self, key: GroupKey) -> Any:
-        rows = self.geometry.rows_in(key[1])
-        return group_order(self.seed, *key, rows, shuffled=self.shuffled)
-
-    def _active(self, key: GroupKey, slot: Any, rows: GroupRows[Any]) -> ActiveGroup:
+        """Read, verify, shuffle and place a group; `stop` ends it with CancelledError."""
+        group, num_rows = key[1], self.geometry.rows_in(key[1])
+        rows_RU = self.placement.host(slot)[:num_rows]
+        order_R = group_order(self.seed, *key, num_rows, shuffled=self.shuffled)
+        origin = self.geometry.first_sequence(group) * self.geometry.context_length
+        scatter = RowScatter(rows_RU, order_R, origin)
+        self.source.read(group, scatter.add, stop=stop)
+        scatter.finish()
+        rows = self.placement.store(slot, num_rows)
         start = self.geometry.cursor_of(*key)
-        return ActiveGroup(key, start, start + self.geometry.rows_in(key[1]), slot, rows)
+        return ActiveGroup(key, start, start + num_rows, slot, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _Prefetch:
     key: GroupKey
     slot: Any
-    shares_slot: bool
     future: "Future[ActiveGroup]"
 
 
@@ -123,8 +108,8 @@ class GroupShelf:
 
     @property
     def num_slots(self) -> int:
-        """Slots that exist at most: one for a single group or without prefetch, else two."""
-        return 1 if self._reader is None or self._loader.geometry.last_group == 0 else 2
+        """Groups held at most: the active one, and with prefetch the next."""
+        return 1 if self._reader is None else 2
 
     def activate(self, cursor: int, *, batch: int) -> ActiveGroup:
         """Make the group of `cursor` the active one; rows of the old one are gone.
@@ -167,17 +152,13 @@ class GroupShelf:
         error = pending.future.exception()
         self._pending = None
         if error is not None:
-            self._give_back(pending)
+            self._free.append(pending.slot)
             raise error
-        self._retire_active(keep_slot=pending.shares_slot)
+        self._retire_active()
         return pending.future.result()
 
     def _read_now(self, key: GroupKey) -> ActiveGroup:
         self._drop_pending()
-        if self.active is not None and self.active.key[1] == key[1]:
-            group = self._loader.reorder(self.active, key)
-            self._retire_active(keep_slot=True)
-            return group
         self._retire_active()
         slot = self._take_slot()
         try:
@@ -191,14 +172,9 @@ class GroupShelf:
             return
         place = self._loader.geometry.place(active.stop)
         key = place.pass_index, place.group
-        shares_slot = place.group == active.key[1]
-        slot = active.slot if shares_slot else self._take_slot()
-        work: Callable[[threading.Event], ActiveGroup] = (
-            partial(_reorder, self._loader, active, key)
-            if shares_slot
-            else partial(self._loader.read, key, slot)
-        )
-        self._pending = _Prefetch(key, slot, shares_slot, self._reader.submit(work))
+        slot = self._take_slot()
+        work = partial(self._loader.read, key, slot)
+        self._pending = _Prefetch(key, slot, self._reader.submit(work))
 
     def _drop_pending(self) -> None:
         """Give up what is being read; its slot is free afterwards."""
@@ -207,26 +183,14 @@ class GroupShelf:
         # Interrupted while it waits, this must not leave a half-read group under its key.
         self._pending = replace(self._pending, key=_NO_KEY)
         self._reader.abandon(self._pending.future)
-        self._give_back(self._pending)
+        self._free.append(self._pending.slot)
         self._pending = None
 
-    def _retire_active(self, *, keep_slot: bool = False) -> None:
-        if self.active is None:
-            return
-        self._loader.placement.retire(self.active.slot, self.active.rows)
-        if not keep_slot:
+    def _retire_active(self) -> None:
+        if self.active is not None:
+            self._loader.placement.retire(self.active.slot)
             self._free.append(self.active.slot)
-        self.active = None
+            self.active = None
 
     def _take_slot(self) -> Any:
         return self._free.pop() if self._free else self._loader.new_slot()
-
-    def _give_back(self, pending: _Prefetch) -> None:
-        if not pending.shares_slot:
-            self._free.append(pending.slot)
-
-
-def _reorder(
-    loader: GroupLoader, group: ActiveGroup, key: GroupKey, _stop: threading.Event
-) -> ActiveGroup:
-    return loader.reorder(group, key)
