@@ -8,46 +8,54 @@ import torch
 from atoll.errors import UnavailableError, UsageError
 from atoll.train.binding import binding_facts, environment_facts, source_hash
 from atoll.train.device import resolve_amp, resolve_compile, resolve_device
-from atoll.train.exact import configure_torch
+from atoll.train.exact import torch_switches
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def torch_switches(monkeypatch):
+def _no_workspace(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    threads = torch.get_num_threads()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.backends.cudnn.deterministic = False
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.set_num_threads(threads)
 
 
-@pytest.mark.usefixtures("torch_switches")
-def test_deterministic_mode_sets_every_switch():
-    configure_torch(deterministic=True, cpu_threads=1)
-    assert torch.are_deterministic_algorithms_enabled()
-    assert torch.backends.cudnn.deterministic
-    assert not torch.backends.cudnn.benchmark
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert torch.get_num_threads() == 1
+def switches() -> tuple:
+    return (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+        torch.utils.deterministic.fill_uninitialized_memory,
+    )
 
 
-@pytest.mark.usefixtures("torch_switches")
+@pytest.mark.usefixtures("_no_workspace")
+def test_deterministic_mode_sets_every_switch_and_puts_it_back():
+    before = switches()
+    with torch_switches(deterministic=True, cpu_threads=3):
+        assert switches() == (3, True, True, False, False)
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert switches() == before
+
+
+@pytest.mark.usefixtures("_no_workspace")
 def test_fast_mode_leaves_the_environment_alone():
-    configure_torch(deterministic=False, cpu_threads=None)
-    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-    assert not torch.are_deterministic_algorithms_enabled()
+    with torch_switches(deterministic=False, cpu_threads=None):
+        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.usefixtures("torch_switches")
+@pytest.mark.usefixtures("_no_workspace")
 def test_deterministic_mode_after_cuda_has_started_is_refused(monkeypatch):
+    before = switches()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(UsageError, match="CUDA was used") as raised:
-        configure_torch(deterministic=True, cpu_threads=None)
+    with (
+        pytest.raises(UsageError, match="CUDA was used") as raised,
+        torch_switches(deterministic=True, cpu_threads=None),
+    ):
+        pass
     assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in (raised.value.hint or "")
+    assert switches() == before
 
 
 def test_absent_device_is_refused_with_those_that_are_here():

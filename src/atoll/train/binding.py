@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,12 @@ def environment_facts() -> dict[str, Any]:
     }
 
 
+@cache
 def source_hash() -> str:
-    """Return the SHA-256 that names the code which decides numbers, file by file."""
+    """Return the SHA-256 that names the code which decides numbers, file by file.
+
+    Read once, since a running process keeps the code that it has imported.
+    """
     package = Path(atoll.__file__).parent
     files = [
         path
@@ -91,6 +96,7 @@ def source_hash() -> str:
     return identity({path.relative_to(package).as_posix(): sha256_file(path) for path in files})
 
 
+@cache
 def source_revision() -> str | None:
     """Return the git commit of the checkout that runs, with `-dirty` where files differ.
 

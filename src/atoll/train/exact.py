@@ -1,6 +1,8 @@
 """Switches of torch that decide whether equal inputs give equal bits."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -9,12 +11,13 @@ from atoll.errors import UsageError
 CUBLAS_WORKSPACE = ":4096:8"
 
 
-def configure_torch(*, deterministic: bool, cpu_threads: int | None) -> None:
-    """Set this process's threads and, where asked, its deterministic algorithms.
+@contextmanager
+def torch_switches(*, deterministic: bool, cpu_threads: int | None) -> Iterator[None]:
+    """Set this process's threads and, where asked, its deterministic algorithms, for a while.
 
-    Called once, before the first tensor on a GPU. It is the one place that sets an environment
+    Entered before the first tensor on a GPU. It is the one place that sets an environment
     variable: cuBLAS reads CUBLAS_WORKSPACE_CONFIG when its handle is made, and torch offers no
-    other way to tell it.
+    other way to tell it. That variable stays set; everything else is put back.
 
     Args:
         deterministic: Whether equal inputs must give equal bits.
@@ -24,21 +27,36 @@ def configure_torch(*, deterministic: bool, cpu_threads: int | None) -> None:
     Raises:
         UsageError: cuBLAS is already running without a workspace that makes it deterministic.
     """
-    if cpu_threads is not None:
-        torch.set_num_threads(cpu_threads)
+    before = (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+        torch.utils.deterministic.fill_uninitialized_memory,  # pyright: ignore[reportAttributeAccessIssue]
+    )
     if deterministic:
         _fix_cublas_workspace()
-    torch.use_deterministic_algorithms(deterministic)
-    torch.backends.cudnn.deterministic = deterministic
-    torch.backends.cudnn.benchmark = False
     # Filling every new tensor with NaN only helps to find kernels that read what nothing wrote; it
     # decides no bit of a correct program and costs a pass over each allocation.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    _set(cpu_threads or before[0], deterministic, deterministic, False, False)
+    try:
+        yield
+    finally:
+        _set(*before)
+
+
+def _set(
+    threads: int, deterministic: bool, cudnn_deterministic: bool, benchmark: bool, fill: bool
+) -> None:
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = cudnn_deterministic
+    torch.backends.cudnn.benchmark = benchmark
+    torch.utils.deterministic.fill_uninitialized_memory = fill  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _fix_cublas_workspace() -> None:
-    wanted = (CUBLAS_WORKSPACE, ":16:8")
-    if os.environ.get("CUBLAS_WORKSPACE_CONFIG") in wanted:
+    if os.environ.get("CUBLAS_WORKSPACE_CONFIG") in (CUBLAS_WORKSPACE, ":16:8"):
         return
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         raise UsageError(

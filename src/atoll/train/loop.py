@@ -117,6 +117,7 @@ def train(
         targets += update.weight(state.cursor)
         traffic = update.run(lr=rate)
         step = state.step
+        reach("train.after_update")
         stopping = should_stop()
         window = None
         if (
@@ -128,7 +129,6 @@ def train(
             scalars = update.read()
             window = Window(scalars, targets, clock() - started)
             targets, started = 0.0, clock()
-        reach("train.after_update")
         rested = clock()
         yield StepRecord(step, state.cursor, rate, traffic, window)
         started += clock() - rested

@@ -1,0 +1,189 @@
+"""From a recipe to everything that trains: cache, loaders, model, optimizer, strategy, plan."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atoll.config.budget import Budget, plan_budget
+from atoll.config.schema import RunConfig
+from atoll.data.cache import MANIFEST_NAME, Cache
+from atoll.data.loader import TokenLoader
+from atoll.data.settings import check_vocabulary, locate
+from atoll.data.tokenizer import Tokenizer
+from atoll.model.llama import Llama
+from atoll.optim.adamw import AdamW
+from atoll.runner.progress import Progress
+from atoll.strategy.build import build_strategy
+from atoll.train.binding import binding_facts
+from atoll.train.device import resolve_amp, resolve_compile
+from atoll.train.loop import TrainPlan
+from atoll.train.state import TrainState
+from atoll.train.step import UpdatePlan
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything that a run is made of, at the state it starts from.
+
+    Attributes:
+        config: The recipe.
+        device: Where it computes.
+        amp: Autocast type, None for none.
+        budget: Its updates.
+        cache: Its tokens.
+        tokenizer: What made them; it still gives the same ids.
+        loader: Rows to train on.
+        validation: Held-out rows, None where the cache holds none.
+        state: What the updates change.
+        binding: What decides the numbers besides the state.
+    """
+
+    config: RunConfig
+    device: torch.device
+    amp: torch.dtype | None
+    budget: Budget
+    cache: Cache
+    tokenizer: Tokenizer
+    loader: TokenLoader
+    validation: TokenLoader | None
+    state: TrainState
+    binding: dict[str, Any]
+
+    @property
+    def rows(self) -> int:
+        """Sequences of one update, over all local models."""
+        return self.config.training.batch_tokens // self.config.model.context_length
+
+    @property
+    def plan(self) -> TrainPlan:
+        """What the loop needs; it rests where virtual epochs end."""
+        training = self.config.training
+        return TrainPlan(
+            total_steps=self.budget.total_steps,
+            update=UpdatePlan(
+                rows=self.rows,
+                micro_rows=training.micro_batch_size,
+                grad_clip=self.config.optimizer.grad_clip,
+                amp=self.amp,
+                compiled=self.binding["compiled"],
+            ),
+            optimizer=self.config.optimizer,
+            schedule=self.config.lr_schedule,
+            log_every=training.log_every,
+            rest_steps=frozenset(self.budget.epoch_ends),
+        )
+
+
+@contextmanager
+def build(config: RunConfig, cache: Cache, device: torch.device) -> Iterator[Job]:
+    """Yield the job; its loaders are closed at the end.
+
+    Raises:
+        ConfigError: The cache holds too few tokens for the budget, or too many ids for the model.
+        CacheError: The cache is damaged, or the tokenizer gives other ids than it did.
+    """
+    tokenizer = Tokenizer.from_cache(cache)
+    check_vocabulary(
+        cache.manifest.tokenizer.vocab_size,
+        model_vocab_size=config.model.vocab_size,
+        where=str(cache.folder),
+    )
+    budget = plan_budget(config)
+    amp = resolve_amp(config.runtime.amp, device)
+    with ExitStack() as stack:
+        loader = stack.enter_context(open_split(config, cache, device, "train"))
+        rows = config.training.batch_tokens // config.model.context_length
+        loader.require_rows(budget.total_steps * rows)
+        validation = None
+        if cache.manifest.splits["validation"].tokens:
+            validation = stack.enter_context(open_split(config, cache, device, "validation"))
+        else:
+            logger.warning(
+                "%s holds no held-out text, so nothing will be evaluated; "
+                "set data.validation_fraction and prepare again",
+                cache.folder,
+            )
+        yield Job(
+            config=config,
+            device=device,
+            amp=amp,
+            budget=budget,
+            cache=cache,
+            tokenizer=tokenizer,
+            loader=loader,
+            validation=validation,
+            state=new_state(config, device),
+            binding=binding_facts(
+                device=device,
+                amp=amp,
+                compiled=resolve_compile(config.runtime.compile, device),
+                seeds={
+                    "runtime.seed": config.runtime.seed,
+                    "data.shuffle_seed": config.data.shuffle_seed,
+                    "evaluation.seed": config.evaluation.seed,
+                },
+            ),
+        )
+
+
+def new_state(config: RunConfig, device: torch.device) -> TrainState:
+    """Return the state before the first update."""
+    model = Llama(
+        config.model,
+        num_models=config.strategy.models,
+        device=device,
+        seed=config.runtime.seed,
+    )
+    arena = model.arena
+    optimizer = AdamW(
+        arena.data_NP, arena.grad_NP, decay_size=arena.decay_size, config=config.optimizer
+    )
+    return TrainState(0, 0, model, optimizer, build_strategy(config.strategy, model))
+
+
+def open_or_prepare(config: RunConfig, progress: Progress) -> Cache:
+    """Return the cache that the recipe names; one that is missing is prepared first.
+
+    Preparing can be killed and goes on where it was, so that nothing is lost by doing it here.
+    """
+    folder = cache_folder(config)
+    if (folder / MANIFEST_NAME).exists() or config.data.cache_path is not None:
+        return Cache(folder)
+    from atoll.data.prepare import prepare
+
+    progress.note(f"no token cache in {folder} yet: preparing it")
+    return prepare(
+        config.data,
+        config.model,
+        progress=lambda seen: progress.work(f"prepare: {seen.phase}", seen.done, seen.total),
+    )
+
+
+def open_split(config: RunConfig, cache: Cache, device: torch.device, split: Any) -> TokenLoader:
+    """Open one split of a cache as the recipe says."""
+    placement = config.data.placement
+    if placement == "auto":
+        placement = "device" if device.type == "cuda" else "pageable"
+    return TokenLoader(
+        cache,
+        split,
+        context_length=config.model.context_length,
+        seed=config.data.shuffle_seed,
+        group_shards=config.data.shuffle_group_size,
+        passes=config.data.passes if split == "train" else 1,
+        prefetch=config.data.prefetch,
+        placement=placement,
+        device=device,
+    )
+
+
+def cache_folder(config: RunConfig) -> Path:
+    """Return the folder of the cache that the recipe names."""
+    return config.data.cache_path or locate(config.data, config.model)

@@ -1,0 +1,82 @@
+"""What is judged while a run goes on: held-out loss, the best epoch so far, and a sample."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from atoll.data.loader import TokenLoader
+from atoll.evaluation.loss import LossResult, evaluate_loss, subset_rows
+from atoll.model.llama import Llama
+from atoll.runner.build import Job
+from atoll.tensors import parameter_digest
+from atoll.train.state import TrainState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Judge:
+    """Scores the state of a job and remembers the best epoch.
+
+    Attributes:
+        job: What is judged.
+        should_stop: Ends an evaluation early.
+        best: Facts of the best epoch so far; what best.json holds.
+    """
+
+    job: Job
+    should_stop: Callable[[], bool]
+    best: dict[str, Any] | None = field(default=None)
+
+    def epoch(self, epoch: int) -> LossResult | None:
+        """Score the fixed subset after a virtual epoch, and note when it is the best so far.
+
+        None where nothing is held out, or where a stop ended it early.
+        """
+        evaluation = self.job.config.evaluation
+        if self.job.validation is None:
+            return None
+        rows = subset_rows(
+            self.job.validation.num_rows, count=evaluation.subset_sequences, seed=evaluation.seed
+        )
+        found = self._score(self.job.validation, rows)
+        if found and (self.best is None or found.nats_per_token < self.best["loss_nats_per_token"]):
+            state = self.job.state
+            self.best = {
+                "step": state.step,
+                "epoch": epoch,
+                "parameter_digest": parameter_digest(state.strategy.evaluation_weights(state.step)),
+                **found.facts(),
+            }
+        return found
+
+    def full(self) -> LossResult | None:
+        """Score all that is held out; None as in `epoch`."""
+        return None if self.job.validation is None else self._score(self.job.validation, None)
+
+    def _score(self, loader: TokenLoader, rows: Any) -> LossResult | None:
+        return evaluate_loss(
+            evaluation_model(self.job.state),
+            loader,
+            rows=rows,
+            batch_size=self.job.config.evaluation.batch_size,
+            text_bytes=self.job.cache.manifest.splits["validation"].text_bytes,
+            amp=self.job.amp,
+            should_stop=self.should_stop,
+        )
+
+
+def evaluation_model(state: TrainState) -> Llama:
+    """Return one model with the weights to judge: the live one where they are its own."""
+    weights = state.strategy.evaluation_weights(state.step)
+    own = state.model.arena.named()
+    if all(weights[name].data_ptr() == own[name].data_ptr() for name in own):
+        return state.model
+    judged = Llama(state.model.config, device=state.model.arena.data_NP.device, trainable=False)
+    with torch.no_grad():
+        for name, view in judged.arena.named().items():
+            view.copy_(weights[name])
+    return judged
