@@ -8,12 +8,13 @@ import pytest
 from atoll.bench.compare import run_blocks
 from atoll.bench.scenarios.batch import check_rows
 from atoll.bench.scenarios.choose import scenario
+from atoll.bench.scenarios.prepare import check_tokens
 from atoll.bench.scenarios.training import TrainingSettings, check_equal, paired_updates
 from atoll.bench.timing import SYSTEM, time_window
 from atoll.cli.main import run
 from atoll.data.cachewriter import write_cache
 from atoll.data.loader import TokenLoader
-from atoll.errors import AtollError
+from atoll.errors import AtollError, DataError
 
 SMALL_BATCH = ["group_tokens=4000", "context_length=16", "rows=4", "window_seconds=0"]
 SMALL_TRAINING = ["context_length=8", "micro_rows=[2]", "modes=[eager]", "window_seconds=0"]
@@ -75,3 +76,40 @@ def test_training_stays_equal_over_several_updates():
 def test_models_that_do_not_agree_are_not_compared(loss, norm):
     with pytest.raises(AtollError, match="at equal weights is"):
         check_equal((2.0, 0.5), (loss, norm))
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number in range(6):
+        text = "".join(f"line {number} {line}: some words of text\n" for line in range(40))
+        (folder / f"{number}.txt").write_text(text)
+    return folder
+
+
+@pytest.mark.slow
+def test_prepare_and_the_bare_tokenizer_give_equal_numbers_of_tokens(corpus):
+    _, contests = scenario("prepare", [f"folder={corpus}", "vocab_size=300"])
+    for contest in contests:
+        assert contest.facts["documents"] == 6
+        assert contest.facts["tokens"] > 6 * 40
+        samples = run_blocks(contest.a, contest.b, order=["ABBA"], repeats=1, stopwatch=SYSTEM)
+        assert all(sample.seconds > 0 for sample in samples)
+
+
+def test_a_cache_of_another_text_is_refused(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(str(path))
+    cache = write_cache(tmp_path / "cache", train=np.zeros(7, np.int64), vocab_size=2)
+    assert check_tokens(cache, path, ["abab", "aaa"]) == 7
+    with pytest.raises(AtollError, match="the cache holds 7 tokens of text"):
+        check_tokens(cache, path, ["abab", "aaab"])
+
+
+def test_a_folder_without_text_is_refused(tmp_path):
+    _, contests = scenario("prepare", [f"folder={tmp_path}"])
+    with pytest.raises(DataError, match="holds no UTF-8 text file"):
+        next(iter(contests))

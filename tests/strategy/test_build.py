@@ -18,14 +18,25 @@ def test_the_default_recipe_trains_one_model():
     ("settings", "named"),
     [
         (
-            {"kind": "gossip", "placement": "packed", "models": 8},
+            {
+                "kind": "gossip",
+                "topology": "one_peer_exponential",
+                "scheme": "awc",
+                "placement": "packed",
+                "models": 8,
+            },
             "strategy.placement is packed with strategy.models 8: packed training is not available",
         ),
-        ({"placement": "packed"}, "strategy.placement is packed with strategy.models 1"),
-        ({"models": 2}, "strategy.models is 2"),
+        (
+            {"kind": "diloco", "placement": "packed", "models": 2},
+            "strategy.placement is packed with strategy.models 2",
+        ),
         ({"kind": "ddp"}, "strategy.kind is ddp"),
         ({"kind": "diloco"}, "strategy.kind is diloco"),
-        ({"kind": "gossip"}, "strategy.kind is gossip"),
+        (
+            {"kind": "gossip", "topology": "complete", "scheme": "atc"},
+            "strategy.kind is gossip: gossip training is not available in this version.",
+        ),
     ],
 )
 def test_what_is_not_available_is_refused_by_the_name_of_its_setting(settings, named):

@@ -23,7 +23,8 @@ Verdict = Literal["pass", "fail", "undecided", "void", "measured"]
 AA_LEVEL = 0.99
 LARGEST_VOID_SHARE = 1 / 3
 VERDICT_RULE = (
-    "void: the 99% interval of A/A leaves out 1, or more than a third of the blocks are void; "
+    "void: the 99% interval of A/A leaves out 1, or more than a third of its or of A/B's blocks "
+    "are void; "
     "pass or fail: the whole 95% interval lies on that side of the target; undecided: it holds "
     "the target; measured: there is no target."
 )

@@ -28,8 +28,6 @@ def check_strategy(config: StrategyConfig) -> None:
         case StrategyConfig(placement="packed", models=models):
             found = f"strategy.placement is packed with strategy.models {models}"
             raise _unavailable(found, "packed training")
-        case StrategyConfig(models=models) if models != 1:
-            raise _unavailable(f"strategy.models is {models}", "training several local models")
         case StrategyConfig(kind="single"):
             return
         case StrategyConfig(kind=kind):

@@ -21,8 +21,9 @@ from atoll.bench.timing import Condition
 from atoll.config.base import Section
 from atoll.config.data import DataConfig, TokenizerConfig
 from atoll.config.model import ModelConfig
+from atoll.data.cache import Cache
 from atoll.data.prepare import prepare
-from atoll.errors import DataError, UsageError
+from atoll.errors import AtollError, DataError, UsageError
 from atoll.files import MIB
 
 CHUNK_TEXTS = 1000
@@ -64,6 +65,7 @@ def _contest(
     model: ModelConfig,
 ) -> Contest:
     data = _data(caches, corpus, tokenizer)
+    tokens = check_tokens(prepare(data, model), tokenizer, texts)
     chosen, bare = _fastest(_bare(settings, tokenizer, texts))
     text_bytes = sum(len(text.encode("utf-8")) for text in texts)
     return Contest(
@@ -78,10 +80,28 @@ def _contest(
         facts={
             "text_bytes": text_bytes,
             "documents": len(texts),
+            "tokens": tokens,
             "cores": usable_cores(),
             "bare_call": chosen,
         },
     )
+
+
+def check_tokens(cache: Cache, tokenizer: Path, texts: list[str]) -> int:
+    """Return the tokens of all texts without beginnings and ends, by the bare tokenizer.
+
+    Raises:
+        AtollError: The cache holds another number: prepare would not have done the same work.
+    """
+    from tokenizers import Tokenizer
+
+    native = Tokenizer.from_file(str(tokenizer))
+    expected = sum(len(e.ids) for e in native.encode_batch(texts, add_special_tokens=False))
+    splits = cache.manifest.splits.values()
+    found = sum(split.tokens - split.bos_added - split.eos_added for split in splits)
+    if found != expected:
+        raise AtollError(f"the cache holds {found} tokens of text, and the texts have {expected}.")
+    return expected
 
 
 def _data(cache_dir: Path, corpus: Path, tokenizer: Path | None) -> DataConfig:
