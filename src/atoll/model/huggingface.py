@@ -21,7 +21,12 @@ from atoll.errors import AtollError, DataError, UnavailableError, UsageError
 from atoll.files import fsync_folder, read_json, storage_error, write_json
 from atoll.model.card import write_card
 from atoll.model.llama import Llama
-from atoll.model.tokenizer_folder import SpecialIds, read_special_ids, write_tokenizer
+from atoll.model.tokenizer_folder import (
+    SpecialIds,
+    read_special_ids,
+    read_tokenizer,
+    write_tokenizer,
+)
 from atoll.model.translate import parts, read_config, write_config
 
 WEIGHTS = "model.safetensors"
@@ -82,7 +87,7 @@ def save_pretrained(
     model: Llama,
     folder: Path,
     *,
-    tokenizer: Path | None = None,
+    tokenizer: Path | Mapping[str, bytes] | None = None,
     special_ids: SpecialIds | None = None,
     model_index: int = 0,
     dtype: torch.dtype = torch.float32,
@@ -95,8 +100,10 @@ def save_pretrained(
     Args:
         model: The N models.
         folder: Where to; its parents are created.
-        tokenizer: A tokenizer.json, or a folder whose tokenizer files are copied. Default: none.
-        special_ids: Ids that begin and end a text. Default: those that `tokenizer`'s folder says.
+        tokenizer: A tokenizer.json, a folder whose tokenizer files are copied, or such files by
+            name. Default: none.
+        special_ids: Ids that begin and end a text. Default: those that the folder `tokenizer`
+            names.
         model_index: Which of the N models.
         dtype: Element type of the written weights.
         overwrite: Whether an existing folder may be replaced.
@@ -110,21 +117,20 @@ def save_pretrained(
             f"{folder} exists and is not empty.", hint="choose a new folder, or remove this one"
         )
     if special_ids is None:
-        special_ids = SpecialIds() if tokenizer is None else read_special_ids(tokenizer)
+        special_ids = read_special_ids(tokenizer) if isinstance(tokenizer, Path) else SpecialIds()
+    files = read_tokenizer(tokenizer) if isinstance(tokenizer, Path) else tokenizer
     staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         _write_model(model, staging, special_ids, model_index, dtype)
-        if tokenizer is not None:
-            write_tokenizer(
-                tokenizer, staging, special_ids, context_length=model.config.context_length
-            )
+        if files is not None:
+            write_tokenizer(files, staging, special_ids, context_length=model.config.context_length)
         write_card(
             staging / "README.md",
             model.config,
             name=folder.name,
-            has_tokenizer=tokenizer is not None,
+            has_tokenizer=files is not None,
         )
         _replace(folder, staging)
     except OSError as error:

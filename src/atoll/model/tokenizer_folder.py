@@ -1,6 +1,7 @@
 """The tokenizer's files in a model folder, and the ids that begin and end a text."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ from atoll.errors import DataError
 from atoll.files import read_json, write_bytes, write_json
 
 TOKENIZER = "tokenizer.json"
-_SETTINGS = "tokenizer_config.json"
-_COPIED = (
+SETTINGS = "tokenizer_config.json"
+_FILES = (
     TOKENIZER,
-    _SETTINGS,
+    SETTINGS,
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
@@ -61,34 +62,44 @@ def read_special_ids(folder: Path) -> SpecialIds:
         if bos is not None or eos is not None:
             several = eos if isinstance(eos, list) else [] if eos is None else [eos]
             return SpecialIds(bos, tuple(several))
-    settings = _read_object(folder / _SETTINGS)
+    settings = _read_object(folder / SETTINGS)
     ids = _ids_by_spelling(folder / TOKENIZER) if settings else {}
     eos = ids.get(_spelling(settings.get("eos_token")))
     bos = ids.get(_spelling(settings.get("bos_token")))
     return SpecialIds(bos, () if eos is None else (eos,))
 
 
-def write_tokenizer(
-    source: Path, folder: Path, special_ids: SpecialIds, *, context_length: int
-) -> None:
-    """Put the tokenizer's files into a model folder, as transformers' AutoTokenizer wants them.
+def read_tokenizer(source: Path) -> dict[str, bytes]:
+    """Return a tokenizer's files by name.
 
     Args:
-        source: A tokenizer.json, or a folder whose tokenizer files are copied as they are.
-        folder: The model folder, which exists.
-        special_ids: Named in tokenizer_config.json where `source` has no such file.
-        context_length: Longest text of the model, in tokens.
+        source: A tokenizer.json, or a folder with one and the files that go with it.
 
     Raises:
-        DataError: `source` has no tokenizer.json.
+        DataError: There is no tokenizer.json.
     """
-    files = [source / name for name in _COPIED] if source.is_dir() else [source]
-    copied = [path for path in files if path.is_file()]
-    if not any(path.name == TOKENIZER or path == source for path in copied):
+    if source.is_file():
+        return {TOKENIZER: source.read_bytes()}
+    files = {name: (source / name).read_bytes() for name in _FILES if (source / name).is_file()}
+    if TOKENIZER not in files:
         raise DataError(f"{source} has no {TOKENIZER}.")
-    for path in copied:
-        write_bytes(folder / (TOKENIZER if path == source else path.name), path.read_bytes())
-    if (folder / _SETTINGS).exists():
+    return files
+
+
+def write_tokenizer(
+    files: Mapping[str, bytes], folder: Path, special_ids: SpecialIds, *, context_length: int
+) -> None:
+    """Put a tokenizer's files into a model folder, as transformers' AutoTokenizer wants them.
+
+    Args:
+        files: Contents by name, with a tokenizer.json.
+        folder: The model folder.
+        special_ids: Named in a new tokenizer_config.json where `files` has none.
+        context_length: Longest text of the model, in tokens.
+    """
+    for name, content in files.items():
+        write_bytes(folder / name, content)
+    if SETTINGS in files:
         return
     spellings = {id: text for text, id in _ids_by_spelling(folder / TOKENIZER).items()}
     settings: dict[str, Any] = {
@@ -100,7 +111,7 @@ def write_tokenizer(
         settings["bos_token"] = spellings[special_ids.bos]
     if special_ids.eos:
         settings["eos_token"] = spellings[special_ids.eos[0]]
-    write_json(folder / _SETTINGS, settings)
+    write_json(folder / SETTINGS, settings)
 
 
 def _ids_by_spelling(path: Path) -> dict[str, int]:
