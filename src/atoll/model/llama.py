@@ -7,7 +7,7 @@ Activations are [M, D] for one model and [N, M, D] for several; attention folds 
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ class Llama(nn.Module):
         )
         self.embedding = self._parameter("embedding")
         self.layers = nn.ModuleList(
-            _Block(config, lambda name, layer=layer: self._parameter(f"layers.{layer}.{name}"))
+            Block(config, lambda name, layer=layer: self._parameter(f"layers.{layer}.{name}"))
             for layer in range(config.layers)
         )
         self.norm = self._parameter("norm")
@@ -126,6 +126,11 @@ class Llama(nn.Module):
         """Return the scores of every next token, float32 [N, B, T, V]."""
         x = self._features(inputs_NBT, positions_NBT, documents_NBT)
         return linear(x, self.output_weight).float().view(*inputs_NBT.shape, -1)
+
+    @property
+    def blocks(self) -> "tuple[Block, ...]":
+        """The transformer blocks in order."""
+        return cast("tuple[Block, ...]", tuple(self.layers))
 
     @property
     def output_weight(self) -> Tensor:
@@ -201,7 +206,7 @@ class Llama(nn.Module):
         return copy
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """One transformer block: attention, then SwiGLU, each on the normed residual stream."""
 
     def __init__(self, config: ModelConfig, parameter: Callable[[str], nn.Parameter]) -> None:
