@@ -29,7 +29,7 @@ class TrainingConfig(Section):
         | Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
     ) = 1
     """Every how many virtual epochs (`interval`), or after which (`explicit`)."""
-    checkpoint_keep: int | None = Field(None, ge=1)
+    checkpoint_keep: int | None = Field(default=None, ge=1)
     """At most this many checkpoints stay, the newest ones; null keeps all."""
     log_every: int = Field(default=10, ge=1)
     """Updates between two lines of metrics."""
