@@ -10,6 +10,12 @@ def print_data(text: str) -> None:
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
+def print_piece(text: str) -> None:
+    """Write a part of a longer text to standard output at once, without a line feed."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def print_json(value: Any) -> None:
     """Write `value` to standard output as one indented JSON document; NaN is refused."""
     print_data(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))

@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from atoll.errors import DataError, UnavailableError
-from atoll.model.tokenizer_folder import SETTINGS, TOKENIZER, SpecialIds
+from atoll.model.tokenizer_folder import SETTINGS, TOKENIZER, SpecialIds, begin_with_bos
 
 _CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types that stand outside the merges
 
@@ -50,13 +50,11 @@ def gguf_tokenizer(facts: Mapping[str, Any]) -> tuple[dict[str, bytes], SpecialI
     for name, id in special.items():
         if id is not None:
             settings[f"{name}_token"] = native.id_to_token(id)
+    content = native.to_str(pretty=True).encode()
     if facts.get("tokenizer.ggml.add_bos_token") and bos is not None:
-        text = native.id_to_token(bos)
-        native.post_processor = processors.TemplateProcessing(
-            single=[text, "$A"], pair=[text, "$A", "$B"], special_tokens=[(text, bos)]
-        )
+        content = begin_with_bos(content, bos)
     files = {
-        TOKENIZER: native.to_str(pretty=True).encode(),
+        TOKENIZER: content,
         SETTINGS: (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode(),
     }
     if template := facts.get("tokenizer.chat_template"):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, processors
+
 from atoll.errors import DataError
 from atoll.files import read_json, write_bytes, write_json
 
@@ -31,10 +33,12 @@ class SpecialIds:
     Attributes:
         bos: Begins a text, or None.
         eos: Each of these ends a text; the first is the one that is written after one.
+        add_bos: Whether a tokenizer that is written with these is to put `bos` before every text.
     """
 
     bos: int | None = None
     eos: tuple[int, ...] = ()
+    add_bos: bool = False
 
     def facts(self) -> dict[str, Any]:
         """Return both as a config.json and a generation_config.json spell them."""
@@ -86,6 +90,23 @@ def read_tokenizer(source: Path) -> dict[str, bytes]:
     return files
 
 
+def begin_with_bos(content: bytes, bos: int) -> bytes:
+    """Return a tokenizer.json that puts the id `bos` before every text, as training did.
+
+    Unchanged if it does so already.
+    """
+    native = Tokenizer.from_buffer(content)
+    if native.encode("a").ids[:1] == [bos]:
+        return content
+    spelling = native.id_to_token(bos)
+    first = processors.TemplateProcessing(
+        single=[spelling, "$A"], pair=[spelling, "$A", "$B"], special_tokens=[(spelling, bos)]
+    )
+    before = native.post_processor
+    native.post_processor = first if before is None else processors.Sequence([before, first])
+    return native.to_str(pretty=True).encode()
+
+
 def write_tokenizer(
     files: Mapping[str, bytes], folder: Path, special_ids: SpecialIds, *, context_length: int
 ) -> None:
@@ -97,6 +118,9 @@ def write_tokenizer(
         special_ids: Named in a new tokenizer_config.json where `files` has none.
         context_length: Longest text of the model, in tokens.
     """
+    files = dict(files)
+    if special_ids.add_bos and special_ids.bos is not None:
+        files[TOKENIZER] = begin_with_bos(files[TOKENIZER], special_ids.bos)
     for name, content in files.items():
         write_bytes(folder / name, content)
     if SETTINGS in files:

@@ -16,6 +16,8 @@ def export_weights(job: Job, folder: Path) -> None:
         evaluation_model(job.state),
         folder,
         tokenizer=job.cache.folder / TOKENIZER_NAME,
-        special_ids=SpecialIds(facts.bos_id, () if facts.eos_id is None else (facts.eos_id,)),
+        special_ids=SpecialIds(
+            facts.bos_id, () if facts.eos_id is None else (facts.eos_id,), add_bos=facts.add_bos
+        ),
         overwrite=True,
     )
