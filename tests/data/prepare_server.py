@@ -10,7 +10,6 @@ of every hub data set).
 
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -38,7 +37,6 @@ def work(request: dict) -> int:
             outside=outside,
         )
     except AtollError as error:
-        print(error.message, file=sys.stderr, flush=True)
         return error.exit_code
     return 0
 
@@ -62,7 +60,8 @@ def serve() -> None:
             "seconds": time.perf_counter() - started,
             "peak_bytes": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
         }
-        print(json.dumps(answer), flush=True)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def can_cut(content: bytes) -> bool:
         facts.get("normalizer") is None
         and facts.get("model", {}).get("type") == "BPE"
         and not any(_reaches_over_lines(token) for token in facts.get("added_tokens", []))
-        and _is_known(facts.get("pre_tokenizer"))
+        and _cuts_lines(facts.get("pre_tokenizer"))
     )
 
 
@@ -56,20 +56,23 @@ def _reaches_over_lines(token: dict[str, Any]) -> bool:
     return bool(token.get("lstrip") or token.get("rstrip") or "\n" in token.get("content", ""))
 
 
-def _is_known(pre_tokenizer: dict[str, Any] | None) -> bool:
-    match pre_tokenizer:
-        case {"type": "Sequence", "pretokenizers": [*parts]}:
-            return all(_is_known(part) for part in parts) and any(_is_splitting(p) for p in parts)
-        case {"type": "ByteLevel", "add_prefix_space": False}:
-            return True
-        case {"type": "Digits"}:
+def _cuts_lines(pre_tokenizer: dict[str, Any] | None) -> bool:
+    """Say whether all parts are known and one of them separates lines by itself."""
+    if pre_tokenizer is None:
+        return False
+    parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    return all(_is_known(part) for part in parts) and any(_separates_lines(part) for part in parts)
+
+
+def _is_known(part: dict[str, Any]) -> bool:
+    match part:
+        case {"type": "ByteLevel", "add_prefix_space": False} | {"type": "Digits"}:
             return True
         case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}:
-            return pattern in _KNOWN_PATTERNS and not pre_tokenizer.get("invert")
+            return pattern in _KNOWN_PATTERNS and not part.get("invert")
         case _:
             return False
 
 
-def _is_splitting(part: dict[str, Any]) -> bool:
-    """Say whether a part separates lines by itself."""
+def _separates_lines(part: dict[str, Any]) -> bool:
     return part["type"] == "Split" or (part["type"] == "ByteLevel" and part.get("use_regex", True))
