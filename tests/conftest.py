@@ -1,5 +1,6 @@
 """Options and fixtures that every room's tests share."""
 
+import logging
 import os
 
 import pytest
@@ -26,9 +27,13 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _no_armed_failpoints():
+def _nothing_left_behind():
+    """Disarm failpoints, and detach log handlers that write to a test's captured stream."""
     yield
     faults.disarm()
+    logger = logging.getLogger("atoll")
+    logger.handlers.clear()
+    logger.propagate = True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

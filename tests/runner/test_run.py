@@ -126,6 +126,22 @@ def test_policy_decides_which_checkpoints_stay(recipe, policy, kept):
     assert steps_kept(run(recipe(training=policy)).folder) == kept
 
 
+def test_samples_are_written_after_every_epoch_and_change_no_bit(recipe, finished):
+    config = recipe(
+        training={
+            "sample_prompt": "w3 w10 w17",
+            "sample_tokens": 5,
+            "checkpoint_policy": "interval",
+        }
+    )
+    result = run(config)
+    samples = lines(result.folder, "sample")
+    assert [line["step"] for line in samples] == [4, 8, 12]
+    assert all(line["text"].startswith("w3 w10 w17") for line in samples)
+    assert all(len(line["text"].split("w")) == 1 + 3 + 5 for line in samples)
+    assert result.facts["state_digests"] == finished.facts["state_digests"]
+
+
 def test_prefetch_and_log_interval_change_no_bit(recipe, tmp_path):
     digests = [
         run(

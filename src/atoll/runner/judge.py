@@ -9,7 +9,9 @@ import torch
 
 from atoll.data.loader import TokenLoader
 from atoll.evaluation.loss import LossResult, evaluate_loss, subset_rows
+from atoll.model.generate import generate
 from atoll.model.llama import Llama
+from atoll.model.sampling import Sampler
 from atoll.runner.build import Job
 from atoll.tensors import parameter_digest
 from atoll.train.state import TrainState
@@ -56,6 +58,23 @@ class Judge:
     def full(self) -> LossResult | None:
         """Score all that is held out; None as in `epoch`."""
         return None if self.job.validation is None else self._score(self.job.validation, None)
+
+    def sample(self) -> str | None:
+        """Return the recipe's prompt with the model's continuation; None where none is wanted."""
+        config, tokenizer = self.job.config, self.job.tokenizer
+        prompt = config.training.sample_prompt
+        if prompt is None:
+            return None
+        begin = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
+        ids = tokenizer.encode(prompt) or [begin or 0]
+        (found,) = generate(
+            evaluation_model(self.job.state),
+            [ids],
+            max_tokens=config.training.sample_tokens,
+            stop_ids=() if tokenizer.eos_id is None else (tokenizer.eos_id,),
+            sampler=Sampler(temperature=0.8, seed=config.evaluation.seed),
+        )
+        return prompt + tokenizer.decode(found.ids, keep_special=False)
 
     def _score(self, loader: TokenLoader, rows: Any) -> LossResult | None:
         return evaluate_loss(

@@ -205,6 +205,10 @@ class Session:
         self.totals.epochs_done = epoch
         if found is not None:
             self._record_evaluation(epoch, found)
+        sample = self.judge.sample()
+        if sample is not None:
+            self.record("sample", {"epoch": epoch, "text": sample}, tracked=False)
+            self.progress.note(f"sample: {sample!r}")
         due = checkpoint_epochs(self.job.config.training, len(ends))
         if epoch in due:
             self.save()
