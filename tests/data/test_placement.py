@@ -90,6 +90,18 @@ def test_batches_saved_for_backward_keep_their_memory(cache):
     assert torch.equal(touched, first.unique())
 
 
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_groups_change_under_inference_mode_and_back(cache, prefetch):
+    """Evaluation opens and fills groups under inference mode; the reader thread is not in it."""
+    placement = DevicePlacement(torch.device("cpu"))
+    with open_loader(cache, prefetch=False) as loader:
+        expected = [loader.batch(cursor, 200).inputs_BT.clone() for cursor in range(0, 1800, 200)]
+    with open_loader(cache, placement=placement, prefetch=prefetch) as loader:
+        for turn, cursor in enumerate(range(0, 1800, 200)):
+            with torch.inference_mode(turn % 3 != 2):
+                assert torch.equal(loader.batch(cursor, 200).inputs_BT, expected[turn])
+
+
 def test_automatic_placement_is_device_on_a_gpu_and_pageable_elsewhere():
     assert resolve_placement("auto", "cuda:1") == "device"
     assert resolve_placement("auto", "cpu") == "pageable"

@@ -15,6 +15,9 @@ from atoll.tensors import IGNORE as IGNORE
 class Batch:
     """Rows ready for one forward, on the device that the loader places them on.
 
+    A batch owns its memory; no later call of the loader changes it. Inputs and targets may be
+    strided views of one buffer: read them, `reshape` rather than `view`, and write to neither.
+
     Attributes:
         inputs_BT: int64 token ids.
         targets_BT: int64 ids of the next tokens, IGNORE where the loss is not counted.

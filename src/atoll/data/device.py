@@ -48,11 +48,13 @@ class DevicePlacement:
         signed = _SIGNED[dtype.itemsize]
         bits = 8 * dtype.itemsize
         self._mask = (1 << bits) - 1 if vocab_size > 1 << (bits - 1) else None
-        if self._staging.shape != shape:
-            pinned = self._upload_stream is not None
-            self._staging = torch.empty(shape, dtype=signed, pin_memory=pinned)
-            self._host = self._staging.numpy().view(dtype)
-        slot = DeviceSlot(torch.empty(shape, dtype=signed, device=self._device))
+        # A loader opened under inference mode is filled by a thread that is not in it.
+        with torch.inference_mode(False):
+            if self._staging.shape != shape:
+                pinned = self._upload_stream is not None
+                self._staging = torch.empty(shape, dtype=signed, pin_memory=pinned)
+                self._host = self._staging.numpy().view(dtype)
+            slot = DeviceSlot(torch.empty(shape, dtype=signed, device=self._device))
         if self._upload_stream is not None:
             # The allocator may hand out memory that kernels enqueued on this stream still read.
             slot.last_use.append(torch.cuda.current_stream(self._device).record_event())

@@ -124,7 +124,8 @@ class TokenLoader:
     def peak_host_bytes(self) -> int:
         """Host memory that this loader holds at most: groups and permutations, without batches.
 
-        One batch of B rows takes another 8 B (T + 1) bytes; `pinned` keeps up to eight of those.
+        One batch of B rows takes another 8 B (T + 1) bytes. `pageable` keeps the memory of up to
+        three dead batches for new ones, `pinned` has a ring of eight.
         """
         return self._memory()[0]
 

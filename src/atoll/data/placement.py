@@ -11,7 +11,8 @@ contiguous, and a change to one shows in the other. All placements give the same
 Shapes: B rows of a batch, T tokens of a row, U = T + 1, R rows of a group.
 """
 
-import sys
+import ctypes
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -198,29 +199,32 @@ class PageableBatches:
 
 
 class _BufferPool:
-    """Arrays that are used again once nobody refers to them: fresh pages cost as much as a batch.
+    """Memory of dead batches for new ones: fresh pages cost as much as a batch.
 
-    Every view of an array, also one that a tensor holds, refers to the array; so its reference
-    count says whether a batch, or anything made of it, is still in use.
+    An array is handed out over a lease, an object that exports the memory. Whatever is made of the
+    array, also what torch holds, keeps the lease alive; when it dies the memory is free again.
     """
 
     def __init__(self, *, keep: int = 3) -> None:
         self._keep = keep
-        self._arrays: list[np.ndarray] = []
+        self._free: list[np.ndarray] = []
+        self._leases: dict[int, tuple[weakref.ref[Any], np.ndarray]] = {}
 
     def take(self, num_rows: int, width: int) -> np.ndarray:
         """Return int64 memory [num_rows, width] that nothing else refers to."""
-        shape = num_rows, width
-        for array in self._arrays:
-            if sys.getrefcount(array) == _UNUSED and array.shape == shape:
-                return array
-        array = np.empty(shape, np.int64)
-        self._arrays = [array, *self._arrays[: self._keep - 1]]
-        return array
+        size = num_rows * width
+        memory = self._free.pop() if self._free else None
+        if memory is None or memory.size < size:
+            memory = np.empty(size, np.int64)
+        lease = (ctypes.c_int64 * size).from_buffer(memory.data)
+        reference = weakref.ref(lease, self._returned)
+        self._leases[id(reference)] = reference, memory
+        return np.ndarray((num_rows, width), np.int64, memoryview(lease))
 
-
-_UNUSED = 3
-"""References to an array of the pool that nobody uses: the list, the loop, the question itself."""
+    def _returned(self, reference: weakref.ref[Any]) -> None:
+        _, memory = self._leases.pop(id(reference))
+        if len(self._free) < self._keep:
+            self._free.append(memory)
 
 
 class PinnedBatches:
