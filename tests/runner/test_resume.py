@@ -153,7 +153,8 @@ def test_run_killed_before_its_first_checkpoint_starts_again(recipe, unbroken):
 def run_in_a_process(config: RunConfig, *, fault: str, resume: bool = False) -> int | None:
     """Run in a fresh process with a failpoint armed; return its exit code."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["atoll.runner"])
+    preload = ["atoll.runner", "tokenizers", "matplotlib.figure", "matplotlib.backends.backend_svg"]
+    context.set_forkserver_preload(preload)
     process = context.Process(target=_child, args=(config, fault, resume))
     process.start()
     process.join()

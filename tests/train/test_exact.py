@@ -29,9 +29,10 @@ def switches() -> tuple:
 
 
 @pytest.mark.usefixtures("_no_workspace")
-def test_deterministic_mode_sets_every_switch_and_puts_it_back():
+@pytest.mark.parametrize("compiled", [True, False])
+def test_deterministic_mode_sets_every_switch_and_puts_it_back(compiled):
     before = switches()
-    with torch_switches(deterministic=True, cpu_threads=3):
+    with torch_switches(deterministic=True, cpu_threads=3, compiled=compiled):
         assert switches() == (3, True, True, False, False)
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert switches() == before

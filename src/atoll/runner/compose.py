@@ -33,7 +33,7 @@ from atoll.runner.trackers import check_trackers, open_trackers
 from atoll.seeds import derive_seed
 from atoll.strategy.build import check_strategy
 from atoll.train.binding import environment_facts
-from atoll.train.device import resolve_device
+from atoll.train.device import resolve_compile, resolve_device
 from atoll.train.exact import torch_switches
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,11 @@ def run(
         refuse_second_start(folder)
     runtime = config.runtime
     with (
-        torch_switches(deterministic=runtime.deterministic, cpu_threads=runtime.cpu_threads),
+        torch_switches(
+            deterministic=runtime.deterministic,
+            cpu_threads=runtime.cpu_threads,
+            compiled=resolve_compile(runtime.compile, device),
+        ),
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         folder_lock(folder.path),
     ):

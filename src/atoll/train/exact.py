@@ -12,7 +12,9 @@ CUBLAS_WORKSPACE = ":4096:8"
 
 
 @contextmanager
-def torch_switches(*, deterministic: bool, cpu_threads: int | None) -> Iterator[None]:
+def torch_switches(
+    *, deterministic: bool, cpu_threads: int | None, compiled: bool = True
+) -> Iterator[None]:
     """Set this process's threads and, where asked, its deterministic algorithms, for a while.
 
     Entered before the first tensor on a GPU. It is the one place that sets an environment
@@ -23,6 +25,8 @@ def torch_switches(*, deterministic: bool, cpu_threads: int | None) -> Iterator[
         deterministic: Whether equal inputs must give equal bits.
         cpu_threads: Threads of CPU kernels; None leaves torch's choice. They decide how sums are
             cut into parts, so that the binding records them.
+        compiled: Whether anything will be compiled; without it the compiler, which takes seconds
+            to import, is not told.
 
     Raises:
         UsageError: cuBLAS is already running without a workspace that makes it deterministic.
@@ -38,18 +42,27 @@ def torch_switches(*, deterministic: bool, cpu_threads: int | None) -> Iterator[
         _fix_cublas_workspace()
     # Filling every new tensor with NaN only helps to find kernels that read what nothing wrote; it
     # decides no bit of a correct program and costs a pass over each allocation.
-    _set(cpu_threads or before[0], deterministic, deterministic, False, False)
+    _set(compiled, cpu_threads or before[0], deterministic, deterministic, False, False)
     try:
         yield
     finally:
-        _set(*before)
+        _set(compiled, *before)
 
 
 def _set(
-    threads: int, deterministic: bool, cudnn_deterministic: bool, benchmark: bool, fill: bool
+    compiled: bool,
+    threads: int,
+    deterministic: bool,
+    cudnn_deterministic: bool,
+    benchmark: bool,
+    fill: bool,
 ) -> None:
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+    if deterministic != torch.are_deterministic_algorithms_enabled():
+        if compiled:
+            torch.use_deterministic_algorithms(deterministic)
+        else:
+            torch.set_deterministic_debug_mode("error" if deterministic else "default")
     torch.backends.cudnn.deterministic = cudnn_deterministic
     torch.backends.cudnn.benchmark = benchmark
     torch.utils.deterministic.fill_uninitialized_memory = fill  # pyright: ignore[reportAttributeAccessIssue]
