@@ -21,7 +21,7 @@ def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 
     Args:
         x: [M, D] or [N, M, D].
-        scale: [D] or [N, 1, D].
+        scale: [1, D] or [N, 1, D].
         eps: Added to the mean square.
     """
     if torch.compiler.is_compiling() or x.dtype != scale.dtype:
@@ -95,8 +95,8 @@ class _RmsNorm(torch.autograd.Function):
         x, scale, rstd = ctx.saved_tensors
         unit = x * rstd
         product = grad * unit
-        grad_scale = product.sum(-2, keepdim=scale.dim() > 1)
-        mean = torch.matmul(product, scale.mT if scale.dim() > 1 else scale.unsqueeze(-1))
+        grad_scale = product.sum(-2, keepdim=True)
+        mean = torch.matmul(product, scale.mT)
         mean.div_(-x.shape[-1])
         grad_x = torch.mul(grad, scale, out=product).addcmul_(unit, mean).mul_(rstd)
         return grad_x, grad_scale, None
