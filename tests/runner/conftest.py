@@ -3,44 +3,14 @@
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from atoll.config.model import parameter_count
 from atoll.config.schema import RunConfig
 from atoll.data.cachewriter import write_cache
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-VOCAB = 64
-MODEL = {
-    "vocab_size": VOCAB,
-    "layers": 2,
-    "width": 32,
-    "heads": 2,
-    "ffn_width": 48,
-    "context_length": 16,
-}
-BATCH_TOKENS = 128
-EPOCH_STEPS = 4
-
-
-def tokenizer_json() -> bytes:
-    """Return a tokenizer of the words w0 ... w63."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-
-    tokenizer = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
-    return tokenizer.to_str().encode()
-
-
-def made_up_tokens(count: int, seed: int) -> np.ndarray:
-    """Return ids where the next one mostly follows from the last, so that there is to learn."""
-    random = np.random.default_rng(seed)
-    jumps = np.where(random.random(count) < 0.8, 7, random.integers(0, VOCAB, count))
-    return np.cumsum(jumps) % VOCAB
+from made_up import BATCH_TOKENS, MODEL, VOCAB, budget, made_up_tokens, tokenizer_json
 
 
 @pytest.fixture(scope="session")
@@ -89,15 +59,3 @@ def make_recipe(cache_path):
         )
 
     return make
-
-
-def budget(epochs: int) -> dict[str, float]:
-    """Return the ratios of a budget of `epochs` virtual epochs of EPOCH_STEPS updates."""
-    from atoll.config.model import ModelConfig
-
-    parameters = parameter_count(ModelConfig(**MODEL))
-    epoch = round(EPOCH_STEPS * BATCH_TOKENS / parameters, 4)
-    return {
-        "tokens_per_parameters": round(epochs * epoch, 4),
-        "epoch_tokens_per_parameters": epoch,
-    }

@@ -7,10 +7,12 @@ import signal
 import sys
 
 import pytest
+from made_up import made_up_tokens, tokenizer_json
 
 from atoll import faults
 from atoll.checkpoint.load import list_checkpoints
 from atoll.config.schema import RunConfig
+from atoll.data.cachewriter import write_cache
 from atoll.errors import StateMismatchError, UsageError
 from atoll.runner import run
 
@@ -113,8 +115,6 @@ def test_longer_budget_of_a_held_rate_equals_the_long_run(recipe, tmp_path):
 
 
 def test_other_tokens_are_refused(recipe, tmp_path):
-    import conftest
-    from atoll.data.cachewriter import write_cache
 
     config = recipe(epochs=1)
     faults.arm("train.after_update:2=interrupt")
@@ -122,11 +122,11 @@ def test_other_tokens_are_refused(recipe, tmp_path):
     faults.disarm()
     write_cache(
         tmp_path / "cache",
-        train=conftest.made_up_tokens(12_000, 9),
-        validation=conftest.made_up_tokens(700, 1),
+        train=made_up_tokens(12_000, 9),
+        validation=made_up_tokens(700, 1),
         shard_tokens=2048,
         vocab_size=64,
-        tokenizer_json=conftest.tokenizer_json(),
+        tokenizer_json=tokenizer_json(),
     )
     other = recipe(epochs=1, data={"cache_path": tmp_path / "cache"})
     with pytest.raises(StateMismatchError, match="cache_identity was"):

@@ -5,10 +5,12 @@ import math
 
 import pytest
 import torch
+from made_up import made_up_tokens, tokenizer_json
 
 from atoll import faults
 from atoll.checkpoint.load import list_checkpoints, load_checkpoint
 from atoll.config.load import load_config
+from atoll.data.cachewriter import write_cache
 from atoll.errors import (
     AtollError,
     CacheError,
@@ -290,15 +292,13 @@ def test_caller_may_stop_before_the_first_update(recipe):
 
 
 def test_cache_without_held_out_text_trains_and_judges_nothing(recipe, tmp_path):
-    import conftest
-    from atoll.data.cachewriter import write_cache
 
     write_cache(
         tmp_path / "cache",
-        train=conftest.made_up_tokens(3000, 0),
+        train=made_up_tokens(3000, 0),
         shard_tokens=2048,
         vocab_size=64,
-        tokenizer_json=conftest.tokenizer_json(),
+        tokenizer_json=tokenizer_json(),
     )
     facts = run(recipe(data={"cache_path": tmp_path / "cache"})).facts
     assert facts["status"] == "finished"
