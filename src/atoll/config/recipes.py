@@ -14,7 +14,7 @@ def find_recipe(name: Path) -> Path:
     """
     bare = name.name == str(name) and name.suffix not in SUFFIXES
     shipped = shipped_recipes()
-    return shipped[name.name] if bare and not name.exists() and name.name in shipped else name
+    return shipped[name.name] if bare and not name.is_file() and name.name in shipped else name
 
 
 def shipped_recipes() -> dict[str, Path]:
