@@ -340,6 +340,28 @@ def test_a_finished_cache_is_verified_and_not_changed(make, words, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in cache.folder.iterdir()} == times
 
 
+@pytest.mark.parametrize("change", ["cut", "longer", "missing"])
+def test_a_finished_cache_with_a_shard_of_another_size_is_refused(make, words, corpus, change):
+    options = {"tokenizer": words(10), "validation_fraction": 0}
+    path = make(corpus, **options).folder / "train-00000.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] if change == "cut" else content + b"12")
+    if change == "missing":
+        path.unlink()
+    message = "cannot be read" if change == "missing" else "holds .* bytes instead of 12"
+    with pytest.raises(CacheError, match=rf"train-00000\.bin.*{message}") as caught:
+        make(corpus, **options)
+    assert "prepare again" in (caught.value.hint or "")
+
+
+def test_a_finished_cache_with_another_tokenizer_is_refused(make, words, corpus):
+    options = {"tokenizer": words(10), "validation_fraction": 0}
+    path = make(corpus, **options).folder / "tokenizer.json"
+    path.write_bytes(path.read_bytes().replace(b'"w3": 3', b'"w3": 4'))
+    with pytest.raises(CacheError, match=r"tokenizer\.json does not match its digest"):
+        make(corpus, **options)
+
+
 def changed_corpus(tmp_path, change):
     folder = tmp_path / "corpus"
     match change:

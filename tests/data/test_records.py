@@ -142,6 +142,7 @@ def test_a_line_that_is_left_out_is_named_with_line_and_byte(text_file, line, ki
     assert found[1][2][0].startswith(example)
 
 
+@pytest.mark.slow
 def test_a_line_of_a_gigabyte_is_passed_over_without_being_held(tmp_path):
     path = tmp_path / "long.jsonl"
     with open(path, "wb") as file:

@@ -1,6 +1,7 @@
 """The damage ledger: what was not taken as it came, by kind, with the first places."""
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from atoll.data.cache import LedgerEntry
@@ -44,26 +45,37 @@ class Ledger:
     """Counts by kind, and the first examples in source order."""
 
     def __init__(self, entries: Mapping[str, LedgerEntry] | None = None) -> None:
-        self._entries = dict(entries or {})
+        self._counts: dict[str, int] = {}
+        self._examples: dict[str, list[str]] = {}
+        self.merge(entries or {})
 
     def add(self, kind: str, *, count: int = 1, examples: Iterable[str] = ()) -> None:
         """Count `count` more of one kind; examples beyond the first few are dropped."""
         assert kind in KINDS, kind
         if not count:
             return
-        old = self._entries.get(kind, LedgerEntry(count=0, examples=[]))
-        kept = (old.examples + list(examples))[:NUM_EXAMPLES]
-        self._entries[kind] = LedgerEntry(count=old.count + count, examples=kept)
+        self._counts[kind] = self._counts.get(kind, 0) + count
+        kept = self._examples.setdefault(kind, [])
+        if len(kept) < NUM_EXAMPLES:
+            kept.extend(islice(examples, NUM_EXAMPLES - len(kept)))
 
     def note(self, notes: Iterable[Note]) -> None:
         """Count each of `notes`."""
         for note in notes:
-            self.add(note.kind, examples=[note.example])
+            self.add(note.kind, examples=(note.example,))
+
+    def merge(self, entries: Mapping[str, LedgerEntry]) -> None:
+        """Count everything of another ledger, whose examples come after those of this one."""
+        for kind, entry in entries.items():
+            self.add(kind, count=entry.count, examples=entry.examples)
 
     @property
     def entries(self) -> dict[str, LedgerEntry]:
         """The entries by kind, in alphabetical order."""
-        return {kind: self._entries[kind] for kind in sorted(self._entries)}
+        return {
+            kind: LedgerEntry(count=self._counts[kind], examples=list(self._examples[kind]))
+            for kind in sorted(self._counts)
+        }
 
 
 def refuse_damaged(notes: Iterable[Note]) -> None:

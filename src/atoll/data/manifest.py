@@ -57,8 +57,7 @@ def write_manifest(
         folder / SOURCES_NAME, _pieces(work / "staged.files"), fault="prepare.listing"
     )
     both = Ledger(ledger)
-    for kind, entry in arranged.ledger.items():
-        both.add(kind, count=entry.count, examples=entry.examples)
+    both.merge(arranged.ledger)
     manifest = CacheManifest(
         settings_identity=settings.identity,
         settings=settings.facts,
