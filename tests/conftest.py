@@ -10,6 +10,8 @@ from atoll import faults
 # Several test processes share the machine; one thread each is faster than all of them at once.
 # It must be set before torch is imported, and the processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# cuBLAS reads this when CUDA starts, so that a deterministic test may follow one that is not.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
