@@ -1,11 +1,15 @@
 """How tests call the command line in their own process."""
 
 import logging
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from atoll.cli.main import run
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +37,13 @@ def atoll(capsys):
         return Outcome(code, captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """A folder with a corpus of thirty documents, as the working folder."""
+    (tmp_path / "corpus").mkdir()
+    for number in range(30):
+        (tmp_path / "corpus" / f"{number:02d}.txt").write_text(f"document {number}\n" * 9)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,8 +1,14 @@
 """Texts, tokenizers and digests for the tests of this room."""
 
 import hashlib
+import json
 import random
 from pathlib import Path
+
+import numpy as np
+
+from atoll.data.blocks import Document
+from atoll.data.cache import DOCUMENT, Cache
 
 SMALL_PACE = {
     "block_bytes": 4096,
@@ -76,3 +82,29 @@ def folder_digests(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def tokens_of(cache: Cache, split="train"):
+    shards = cache.manifest.splits[split].shards
+    parts = [np.fromfile(cache.folder / shard.file, cache.dtype) for shard in shards]
+    return np.concatenate([np.zeros(0, cache.dtype), *parts]).tolist()
+
+
+def documents_of(cache: Cache, split="train"):
+    parts = [cache.documents(shard) for shard in cache.manifest.splits[split].shards]
+    return np.concatenate([np.zeros(0, DOCUMENT), *parts])
+
+
+def counts(cache: Cache):
+    return {kind: entry.count for kind, entry in cache.manifest.ledger.items()}
+
+
+def write_jsonl(path, texts):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def document(text, digest=b"", *, number=0):
+    utf8 = text.encode()
+    return Document(0, number, "a.txt", text, len(utf8), digest or bytes(16), 0)
