@@ -20,8 +20,6 @@ How a verb is written, one file per verb in this folder:
   finding is bad news (a difference, a damage) prints it and then raises `typer.Exit(1)`.
 """
 
-import importlib
-import importlib.util
 import io
 import os
 import sys
@@ -31,6 +29,19 @@ from typing import Annotated
 import typer
 
 from atoll import __version__
+from atoll.cli import (
+    bench,
+    cache,
+    checkpoint,
+    config,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    generate,
+    prepare,
+    train,
+)
 from atoll.cli.output import print_data, print_note
 from atoll.errors import AtollError
 from atoll.faults import arm
@@ -43,12 +54,17 @@ app = typer.Typer(
     add_completion=False,
 )
 
-for _verb in ("demo", "prepare", "train", "evaluate", "generate", "export", "doctor"):
-    if importlib.util.find_spec(f"atoll.cli.{_verb}"):
-        app.command(_verb)(getattr(importlib.import_module(f"atoll.cli.{_verb}"), _verb))
-for _group in ("cache", "checkpoint", "config", "bench"):
-    if importlib.util.find_spec(f"atoll.cli.{_group}"):
-        app.add_typer(importlib.import_module(f"atoll.cli.{_group}").app, name=_group)
+app.command()(demo.demo)
+app.command()(prepare.prepare)
+app.command()(train.train)
+app.command()(evaluate.evaluate)
+app.command()(generate.generate)
+app.command()(export.export)
+app.command()(doctor.doctor)
+app.add_typer(config.app, name="config")
+app.add_typer(cache.app, name="cache")
+app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
