@@ -78,6 +78,14 @@ def test_a_cache_path_is_taken_as_it_is(make, words, tmp_path):
     assert make("gone", cache_path=moved).manifest == cache.manifest
 
 
+def test_a_cache_path_without_a_cache_says_what_to_do(make, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"data\.cache_path is .*, which holds no finished"
+    ) as caught:
+        make("corpus", cache_path=tmp_path)
+    assert "leave data.cache_path out" in (caught.value.hint or "")
+
+
 # Again
 
 

@@ -27,7 +27,7 @@ from atoll.data.job import WORK, Job, Outside, remove_temporaries
 from atoll.data.pace import Pace
 from atoll.data.progress import See, ignore
 from atoll.data.settings import locate, resolve
-from atoll.errors import LockedError
+from atoll.errors import ConfigError, LockedError
 from atoll.faults import reach
 from atoll.files import folder_lock
 
@@ -93,6 +93,12 @@ def prepare(
     see = progress or ignore
     folder = settings.folder
     if data.cache_path is not None:
+        if not (folder / MANIFEST_NAME).exists():
+            raise ConfigError(
+                [f"data.cache_path is {folder}, which holds no finished token cache."],
+                hint="name a folder with a manifest.json, or leave data.cache_path out to prepare "
+                "a cache in data.cache_dir",
+            )
         return check_finished(settings, folder, see=see)
     if (folder / MANIFEST_NAME).exists():
         _clean_up(folder)
