@@ -12,7 +12,7 @@ from atoll.config.model import ModelConfig
 from atoll.data.batch import IGNORE, Batch
 from atoll.data.cachewriter import write_cache
 from atoll.data.loader import TokenLoader
-from atoll.errors import DataError
+from atoll.errors import DataError, NonFiniteError
 from atoll.evaluation.loss import evaluate_loss, subset_rows
 from atoll.model.llama import Llama
 
@@ -134,3 +134,10 @@ def test_stopped_evaluation_has_no_result(model, loader):
 def test_rows_without_targets_are_refused(model, loader):
     with pytest.raises(DataError, match="no target to score"):
         evaluate_loss(model, loader, rows=[], batch_size=1)
+
+
+def test_loss_that_is_not_a_number_is_refused(loader):
+    broken = Llama(CONFIG, trainable=False)
+    broken.arena.view("norm").fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="held-out loss over 100 targets is nan"):
+        evaluate_loss(broken, loader, batch_size=4)

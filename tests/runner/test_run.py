@@ -15,12 +15,15 @@ from atoll.errors import (
     AtollError,
     CacheError,
     ConfigError,
+    LockedError,
     NonFiniteError,
     StorageError,
     UnavailableError,
     UsageError,
 )
+from atoll.files import folder_lock
 from atoll.runner import run
+from atoll.runner.progress import Silence
 from atoll.runner.stop import StopRequest
 from atoll.runner.trained import evaluate_trained, open_trained
 from atoll.tensors import parameter_digest
@@ -289,6 +292,41 @@ def test_caller_may_stop_before_the_first_update(recipe):
     result = run(recipe(), stop=stop)
     assert (result.status, result.step) == ("interrupted", 1)
     assert result.facts["stopped_by"] == "requeue"
+
+
+class StopWhenTold(Silence):
+    """Asks for a stop when a note begins with some text."""
+
+    def __init__(self, stop: StopRequest, text: str) -> None:
+        self._stop, self._text = stop, text
+
+    def note(self, text: str) -> None:
+        if text.startswith(self._text):
+            self._stop.ask("SIGTERM")
+
+
+def test_stop_while_an_epoch_is_reported_makes_no_further_update(recipe):
+    stop = StopRequest()
+    result = run(recipe(), stop=stop, progress=StopWhenTold(stop, "epoch 2"))
+    assert (result.status, result.step, result.facts["epochs_done"]) == ("interrupted", 8, 2)
+    assert steps_kept(result.folder) == [8]
+
+
+def test_stop_while_the_end_is_scored_can_be_made_up_for(recipe, finished):
+    stop = StopRequest()
+    config = recipe()
+    result = run(config, stop=stop, progress=StopWhenTold(stop, "scoring"))
+    assert (result.status, result.step) == ("interrupted", 12)
+    assert result.facts["validation"] is None
+    resumed = run(config, resume=config.runtime.output_dir)
+    assert resumed.status == "finished"
+    assert resumed.facts["validation"] == finished.facts["validation"]
+
+
+def test_two_jobs_in_one_folder_are_kept_apart(recipe):
+    config = recipe()
+    with folder_lock(config.runtime.output_dir), pytest.raises(LockedError, match="is in use"):
+        run(config)
 
 
 def test_cache_without_held_out_text_trains_and_judges_nothing(recipe, tmp_path):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.data.batch import Batch, Loader
-from atoll.errors import DataError
+from atoll.errors import DataError, NonFiniteError
 from atoll.seeds import derive_seed
 
 
@@ -79,6 +79,7 @@ def evaluate_loss(
 
     Raises:
         DataError: None of the rows has a counted target.
+        NonFiniteError: The loss is not a finite number.
     """
     rows = range(loader.num_rows) if rows is None else rows
     sums: list[Tensor] = []
@@ -98,6 +99,12 @@ def evaluate_loss(
         raise DataError(
             f"{len(rows)} held-out sequences hold no target to score.",
             hint="raise data.validation_fraction, or give a larger data.validation_source",
+        )
+    if not math.isfinite(nats):
+        raise NonFiniteError(
+            f"the held-out loss over {targets:.0f} targets is {nats}.",
+            hint="an earlier checkpoint may be sound; lower optimizer.lr or set "
+            "optimizer.grad_clip",
         )
     share = None
     if text_bytes is not None:

@@ -170,13 +170,14 @@ def _open_session(
     best: dict[str, Any] | None,
 ) -> Session:
     dumped = job.config.model_dump(mode="json")
+    trackers = open_trackers(job.config.runtime.trackers, folder=folder.path, config=dumped)
     return Session(
         job=job,
         folder=folder,
         stop=stop,
         progress=progress,
         metrics=JsonLines(folder.metrics),
-        trackers=open_trackers(job.config.runtime.trackers, folder=folder.path, config=dumped),
+        trackers=trackers,
         judge=Judge(job, lambda: stop.requested, best),
         totals=totals,
     )

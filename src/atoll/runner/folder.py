@@ -65,7 +65,7 @@ class RunFolder:
     @property
     def status(self) -> str | None:
         """What result.json says: running (or killed), finished, interrupted, failed; None: new."""
-        if not self.resolved.exists():
+        if not self.resolved.exists() and not self.complete_checkpoints():
             return None
         return self.read_result().get("status", "running") if self.result.exists() else "running"
 

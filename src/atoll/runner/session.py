@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.checkpoint.records import step_folder
+from atoll.checkpoint.records import MANIFEST, step_folder
 from atoll.checkpoint.retain import retain
 from atoll.checkpoint.save import save_checkpoint
 from atoll.evaluation.loss import LossResult
@@ -88,13 +88,15 @@ class Session:
             if record.window is not None:
                 self._log(record, record.window)
             self._finish_epoch()
+            if self.stop.requested and record.window is not None:
+                break  # asked for while the epoch was judged: every update so far has been read
         if self.stop.requested and self.job.config.training.checkpoint_policy != "none":
             self.save()
 
     def save(self) -> None:
         """Keep a checkpoint of the state at rest, unless there is one of this step."""
         state, training = self.job.state, self.job.config.training
-        if step_folder(self.folder.checkpoints, state.step).exists():
+        if (step_folder(self.folder.checkpoints, state.step) / MANIFEST).exists():
             return
         started = time.perf_counter()
         save_checkpoint(
