@@ -124,7 +124,7 @@ def test_show_is_itself_a_recipe_and_writes_each_origin_behind_its_value(tmp_pat
 def test_remarks_state_what_follows_and_warn_of_a_warm_up_longer_than_the_run():
     assert remarks(load_config([]).config) == [
         "20,403,520 trainable parameters",
-        "3,113 updates of 131,072 targets (128 sequences, 8 microbatches each): "
+        "3,113 updates of 131,072 targets (128 sequences and 8 backwards each): "
         "408,027,136 targets",
         "40 virtual epochs",
     ]

@@ -49,10 +49,10 @@ def remarks(config: RunConfig) -> list[str]:
     lines = [
         f"{figures['parameters']:,} trainable parameters{each}",
         f"{figures['total_steps']:,} updates of {config.training.batch_tokens:,} targets "
-        f"({figures['sequences_per_update']:,} sequences, "
-        f"{figures['microbatches_per_update']:,} microbatches each): "
+        f"({_count(figures['sequences_per_update'], 'sequence')} and "
+        f"{_count(figures['microbatches_per_update'], 'backward')} each): "
         f"{figures['total_targets']:,} targets",
-        f"{figures['num_epochs']:,} virtual epochs",
+        _count(figures["num_epochs"], "virtual epoch"),
     ]
     warmup = config.lr_schedule.warmup_steps
     if warmup >= figures["total_steps"]:
@@ -61,6 +61,10 @@ def remarks(config: RunConfig) -> list[str]:
             f"{figures['total_steps']} updates"
         )
     return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _lines(
