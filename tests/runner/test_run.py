@@ -206,6 +206,35 @@ def test_vocabulary_larger_than_the_model_is_refused(recipe):
         run(recipe(model={"vocab_size": 32}))
 
 
+def test_missing_cache_is_prepared_first(recipe, tmp_path):
+    for name, start in (("train.txt", 0), ("held_out.txt", 400)):
+        table = [f"{i} times {i} is {i * i}, says the table." for i in range(start, start + 400)]
+        (tmp_path / name).write_text("\n".join(table))
+    heard = []
+
+    class Listener(Silence):
+        def note(self, text: str) -> None:
+            heard.append(text)
+
+        def work(self, what: str, done: int, total: int | None) -> None:
+            heard.append(what)
+
+    config = recipe(
+        epochs=1,
+        model={"vocab_size": 300},
+        data={
+            "cache_path": None,
+            "cache_dir": tmp_path / "caches",
+            "source": str(tmp_path / "train.txt"),
+            "validation_source": str(tmp_path / "held_out.txt"),
+        },
+    )
+    result = run(config, progress=Listener())
+    assert result.status == "finished"
+    assert heard[0].startswith(f"no token cache in {tmp_path / 'caches'}")
+    assert "prepare: encode" in heard
+
+
 def test_missing_cache_path_is_named(recipe, tmp_path):
     with pytest.raises(CacheError, match="holds no finished token cache"):
         run(recipe(data={"cache_path": tmp_path / "nowhere"}))

@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 
 from atoll.errors import UnavailableError
+from atoll.runner import run
 from atoll.runner.trackers import TensorBoardTracker, WandbTracker, check_trackers, open_trackers
 
 
@@ -63,3 +64,21 @@ def test_wandb_run_is_named_by_its_folder_and_goes_on_when_resumed(tmp_path):
     assert first["config"] == {"model": {"width": 4}}
     assert wandb.lines == [(3, {"train/lr": 0.1})] * 2
     assert wandb.finished
+
+
+def test_run_writes_its_metrics_to_tensorboard(recipe):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = run(recipe(epochs=1, runtime={"trackers": ["tensorboard"]})).folder
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    assert [e.step for e in events.Scalars("evaluation/loss_nats_per_token")] == [4]
+    assert "train/targets_per_second" in events.Tags()["scalars"]
+
+
+def test_missing_tracker_is_refused_before_the_folder_is_made(recipe, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    config = recipe(runtime={"trackers": ["wandb"]})
+    with pytest.raises(UnavailableError):
+        run(config)
+    assert not config.runtime.output_dir.exists()
