@@ -58,16 +58,8 @@ def save_checkpoint(
         StorageError: The file system refused.
     """
     target = step_folder(folder, step)
-    if (target / MANIFEST).exists():
-        raise CheckpointError(f"{target} is a checkpoint already; it is never written twice.")
-    if target.exists():
-        move_aside(target)
     previous = _newest(folder)
-    try:
-        target.mkdir(parents=True)
-        fsync_folder(folder)
-    except OSError as error:
-        raise storage_error(error, target) from error
+    _make_room(target)
     receipt = _write_rank(target, snapshot, step, binding, generation)
     receipt_file = rank_files(target, 0)[1]
     member = Member(
@@ -126,6 +118,19 @@ def write_exclusively(path: Path, value: Any) -> None:
         raise storage_error(error, path) from error
     finally:
         remove_if_present(draft)
+
+
+def _make_room(target: Path) -> None:
+    """Create the checkpoint's folder; one that an earlier attempt left unfinished goes aside."""
+    if (target / MANIFEST).exists():
+        raise CheckpointError(f"{target} is a checkpoint already; it is never written twice.")
+    if target.exists():
+        move_aside(target)
+    try:
+        target.mkdir(parents=True)
+        fsync_folder(target.parent)
+    except OSError as error:
+        raise storage_error(error, target) from error
 
 
 def _take_name(draft: Path, path: Path) -> None:
