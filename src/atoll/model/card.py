@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from atoll.config.model import ModelConfig
+from atoll.config.model import ModelConfig, parameter_count
 from atoll.files import write_bytes
-from atoll.model.cost import num_parameters
 
 _CARD = """---
 library_name: transformers
@@ -37,7 +36,7 @@ def write_card(path: Path, config: ModelConfig, *, name: str, has_tokenizer: boo
     """
     text = _CARD.format(
         name=name,
-        parameters=num_parameters(config),
+        parameters=parameter_count(config),
         layers=config.layers,
         width=config.width,
         heads=config.heads,

@@ -1,22 +1,14 @@
-"""What a model costs: parameters, floating-point operations and bytes, before anything runs.
+"""What a model costs in floating-point operations and bytes, before anything runs.
 
 Shapes: N local models, V vocabulary, D width, F FFN width, H query heads, K key/value heads,
 C channels of one head, M = rows * tokens of one microbatch of one model.
 """
 
-import math
 from dataclasses import dataclass
 
-from atoll.config.model import ModelConfig
+from atoll.config.model import ModelConfig, parameter_count
 from atoll.model import rope
-from atoll.model.llama import layout
 from atoll.model.loss import default_piece_rows
-
-
-def num_parameters(config: ModelConfig) -> int:
-    """Return the unique trainable parameters of one model; a tied embedding counts once."""
-    matrices, scales = layout(config)
-    return sum(math.prod(shape) for shape in (*matrices.values(), *scales.values()))
 
 
 def forward_flops(config: ModelConfig, *, context_length: int | None = None) -> float:
@@ -87,7 +79,7 @@ def training_memory(
         narrow: Whether matrix products run in bfloat16 under autocast.
         device_type: "cpu", "cuda", ...; decides the size of a piece of logits.
     """
-    parameters = 4 * num_models * num_parameters(config)
+    parameters = 4 * num_models * parameter_count(config)
     rows = num_models * micro_batch_size * config.context_length
     piece = num_models * default_piece_rows(num_models, config.vocab_size, device_type=device_type)
     piece = min(rows, piece)

@@ -17,7 +17,7 @@ from atoll.config.model import ModelConfig
 from atoll.errors import DataError, UnavailableError, UsageError
 from atoll.model import rope
 from atoll.model.llama import Llama
-from atoll.model.translate import check_shape
+from atoll.model.translate import describe
 
 _BLOCK = {
     "attn_q": "qkv",
@@ -159,7 +159,7 @@ def _read_config(facts: Mapping[str, Any], tensors: set[str], *, source: str) ->
         scaling = None
         if facts.get("llama.rope.scaling.type", "none") == "linear":
             scaling = {"kind": "linear", "factor": facts["llama.rope.scaling.factor"]}
-        config = ModelConfig.model_validate(
+        return ModelConfig.model_validate(
             {
                 "vocab_size": vocabulary,
                 "layers": facts["llama.block_count"],
@@ -178,8 +178,7 @@ def _read_config(facts: Mapping[str, Any], tensors: set[str], *, source: str) ->
     except KeyError as error:
         raise DataError(f"{source} lacks {error.args[0]}.") from error
     except (ValidationError, TypeError, ZeroDivisionError) as error:
-        raise DataError(f"{source} does not describe a Llama model: {error}.") from error
-    return check_shape(config, source=source)
+        raise DataError(f"{source} does not describe a Llama model: {describe(error)}.") from error
 
 
 def _refusals(facts: Mapping[str, Any], tensors: set[str]) -> Iterator[str]:

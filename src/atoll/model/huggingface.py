@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from atoll.errors import AtollError, DataError, UnavailableError, UsageError
+from atoll.errors import DataError, UnavailableError, UsageError
 from atoll.files import fsync_folder, read_json, storage_error, write_json
 from atoll.model.card import write_card
 from atoll.model.llama import Llama
@@ -76,10 +76,8 @@ def load_pretrained(
 
 def is_model_folder(folder: Path) -> bool:
     """Tell whether the folder looks like a model: it has a config.json with a model_type."""
-    try:
-        facts = read_json(folder / "config.json")
-    except AtollError:
-        return False
+    path = folder / "config.json"
+    facts = read_json(path) if path.is_file() else None
     return isinstance(facts, dict) and "model_type" in facts
 
 

@@ -91,7 +91,7 @@ def read_config(facts: Mapping[str, Any], *, source: str) -> ModelConfig:
         raise DataError(f"{source} lacks {', '.join(missing)}.")
     angles = _rope(facts)
     try:
-        config = ModelConfig.model_validate(
+        return ModelConfig.model_validate(
             {
                 **{here: facts[there] for here, there in required.items()},
                 **_heads(facts),
@@ -104,8 +104,7 @@ def read_config(facts: Mapping[str, Any], *, source: str) -> ModelConfig:
             }
         )
     except (ValidationError, KeyError, TypeError) as error:
-        raise DataError(f"{source} does not describe a Llama model: {error}.") from error
-    return check_shape(config, source=source)
+        raise DataError(f"{source} does not describe a Llama model: {describe(error)}.") from error
 
 
 def write_config(config: ModelConfig, *, dtype: str) -> dict[str, Any]:
@@ -155,23 +154,15 @@ def write_config(config: ModelConfig, *, dtype: str) -> dict[str, Any]:
     }
 
 
-def check_shape(config: ModelConfig, *, source: str) -> ModelConfig:
-    """Return `config`, or say what about it no Llama can have.
-
-    Raises:
-        DataError: Heads do not divide as they must.
-    """
-    channels, keys = rope.head_width(config), config.kv_heads or config.heads
+def describe(error: Exception) -> str:
+    """Return what made a shape impossible, in one line."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     faults = []
-    if config.head_width is None and config.width % config.heads:
-        faults.append(f"width {config.width} is not a multiple of {config.heads} heads")
-    if channels % 2:
-        faults.append(f"heads of {channels} channels cannot be rotated in pairs")
-    if config.heads % keys:
-        faults.append(f"{config.heads} heads are not a multiple of {keys} key/value heads")
-    if faults:
-        raise DataError(f"{source} describes no Llama model: {'; '.join(faults)}.")
-    return config
+    for fault in error.errors(include_url=False, include_context=False):
+        place = ".".join(map(str, fault["loc"]))
+        faults.append(f"{place}: {fault['msg']}" if place else fault["msg"])
+    return "; ".join(faults).rstrip(".")
 
 
 def _stack(*named_rows: tuple[str, int]) -> tuple[Part, ...]:
