@@ -287,7 +287,6 @@ def linear(x: Tensor, weight_NOI: Tensor) -> Tensor:
 
 def norm(x: Tensor, scale_ND: Tensor, eps: float) -> Tensor:
     """RMSNorm of [M, D] by one model's scales, or of [N, M, D] by those of N models."""
-    # One model's scales stay [1, D]: torch 2.11 compiles the gradient of a squeezed one to [D].
     return fused.rms_norm(x, scale_ND if scale_ND.shape[0] == 1 else scale_ND.unsqueeze(1), eps)
 
 

@@ -17,6 +17,12 @@ from atoll.strategy.base import Round, Traffic
 from atoll.train.guard import Guard, Scalars, raise_non_finite
 from atoll.train.state import TrainState
 
+COMPILE_OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
+    # On CUDA it gives the gradient of a norm scale as [D] where [1, D] is right (pytorch #178080,
+    # open; seen with torch 2.11), so that the backward pass fails.
+    "triton.mix_order_reduction": False,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class UpdatePlan:
@@ -56,7 +62,9 @@ class Update:
         module = state.strategy.wrap(state.model)
         # dynamic=False: every microbatch of a run has one shape.
         self._module: Callable[..., tuple[Tensor, Tensor]] = (
-            torch.compile(module, dynamic=False) if plan.compiled else module
+            torch.compile(module, dynamic=False, options=COMPILE_OPTIONS)
+            if plan.compiled
+            else module
         )
         self._guard = Guard(self._device)
 
