@@ -97,3 +97,10 @@ def random_tokens(config: ModelConfig, *shape: int, seed: int = 0) -> torch.Tens
     """Return int64 ids of the given shape."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, config.vocab_size, shape, generator=generator)
+
+
+def add_noise(model: Llama) -> None:
+    """Make the models differ, norm scales included."""
+    generator = torch.Generator().manual_seed(7)
+    noise = torch.randn(model.arena.data_NP.shape, generator=generator)
+    model.arena.data_NP.add_(noise, alpha=0.02)

@@ -11,6 +11,7 @@ from atoll.model.cost import training_memory
 from atoll.model.generate import generate
 from atoll.model.llama import Llama
 from atoll.model.loss import PIECE_BYTES, weighted_loss
+from atoll.train.step import COMPILE_OPTIONS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -36,7 +37,11 @@ def relative_norm(ours: torch.Tensor, exact: torch.Tensor) -> float:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_bfloat16_stays_near_float32(models, compiled):
     model = Llama(CONFIG, num_models=models, device="cuda")
-    run = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
+    run = (
+        torch.compile(model, fullgraph=True, dynamic=False, options=COMPILE_OPTIONS)
+        if compiled
+        else model
+    )
     tokens = random_tokens(CONFIG, models, 4, 257).cuda()
     exact = update(model, tokens, narrow=False)
     exact_grad = model.arena.grad_NP.clone()
@@ -69,7 +74,11 @@ def deterministic(monkeypatch):
 @pytest.mark.parametrize("models", [1, 2])
 def test_deterministic_updates_repeat_every_bit(models, compiled, documents):
     model = Llama(CONFIG, num_models=models, device="cuda")
-    run = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
+    run = (
+        torch.compile(model, fullgraph=True, dynamic=False, options=COMPILE_OPTIONS)
+        if compiled
+        else model
+    )
     tokens = random_tokens(CONFIG, models, 4, 257).cuda()
     where = (torch.arange(256, device="cuda") // 100).expand(models, 4, -1) if documents else None
     found = []
