@@ -30,9 +30,8 @@ def read_settings(section: type[S], overrides: Sequence[str]) -> S:
         if not separator:
             faults.append(f"--set {override}: it must have the form NAME=VALUE.")
         elif name not in section.model_fields:
-            known = ", ".join(section.model_fields)
             near = did_you_mean(name, section.model_fields)
-            faults.append(f"--set {override}: there is no parameter {name}. {near or known}")
+            faults.append(f"--set {override}: there is no parameter {name}. {near}".rstrip())
         else:
             try:
                 values[name] = yaml.safe_load(text)
@@ -47,4 +46,4 @@ def read_settings(section: type[S], overrides: Sequence[str]) -> S:
     else:
         if not faults:
             return found
-    raise ConfigError(faults, hint="`atoll bench compare --help` names every parameter")
+    raise ConfigError(faults, hint=f"parameters here: {', '.join(section.model_fields)}")

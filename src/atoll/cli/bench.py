@@ -19,59 +19,69 @@ class ScenarioName(enum.StrEnum):
     batch = "batch"
 
 
-@app.callback()
-def group() -> None:
-    """Keep `compare` a verb of its own while it is the only one."""
+ScenarioArgument = Annotated[
+    ScenarioName | None,
+    typer.Argument(
+        show_default=False,
+        help="Built-in comparison: prepare (atoll prepare against tokenizers encode_batch), "
+        "training (one update against transformers), batch (a batch against a numpy gather).",
+    ),
+]
+AOption = Annotated[
+    str | None, typer.Option("--a", metavar="CMD", help="Shell command A. Default: none.")
+]
+BOption = Annotated[
+    str | None, typer.Option("--b", metavar="CMD", help="Shell command B. Default: none.")
+]
+AtLeastOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="RATIO",
+        min=0.0,
+        help="Speed of command A over B that is asked for. Default: none, measure only.",
+    ),
+]
+BlocksOption = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=2,
+        show_default=False,
+        help="Blocks of four windows, at least 2. Default: 12.",
+    ),
+]
+SeedOption = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=0, show_default=False, help="Seed of the order of windows. Default: 0."
+    ),
+]
+OutputOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Also write the document there. Default: none.")
+]
+ParameterOption = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        default_factory=list,
+        show_default=False,
+        help="One parameter of a built-in comparison, the value written as in YAML; a wrong name "
+        "lists them. Repeats. Default: none.",
+    ),
+]
 
 
 @app.command()
 def compare(
-    scenario: Annotated[
-        ScenarioName | None,
-        typer.Argument(
-            show_default=False,
-            help="Built-in comparison: prepare (atoll prepare against tokenizers encode_batch), "
-            "training (one update against transformers), batch (a batch against a numpy gather).",
-        ),
-    ] = None,
-    a: Annotated[
-        str | None, typer.Option("--a", metavar="CMD", help="Shell command A. Default: none.")
-    ] = None,
-    b: Annotated[
-        str | None, typer.Option("--b", metavar="CMD", help="Shell command B. Default: none.")
-    ] = None,
-    at_least: Annotated[
-        float | None,
-        typer.Option(
-            "--at-least",
-            metavar="RATIO",
-            min=0.0,
-            help="Speed of command A over B that is asked for. Default: none, measure only.",
-        ),
-    ] = None,
-    blocks: Annotated[
-        int,
-        typer.Option(
-            min=2, help="Blocks of four windows, at least 2. Default: 12.", show_default=False
-        ),
-    ] = 12,
-    seed: Annotated[
-        int,
-        typer.Option(min=0, help="Seed of the order of windows. Default: 0.", show_default=False),
-    ] = 0,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also write the document there. Default: none."),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="One parameter of a built-in comparison, written as in YAML. Repeats. "
-            "Default: none.",
-        ),
-    ] = None,
+    parameters: ParameterOption,
+    scenario: ScenarioArgument = None,
+    a: AOption = None,
+    b: BOption = None,
+    at_least: AtLeastOption = None,
+    blocks: BlocksOption = 12,
+    seed: SeedOption = 0,
+    output: OutputOption = None,
 ) -> None:
     """Compare two conditions in ABBA and BAAB blocks, after comparing A with itself.
 
@@ -94,9 +104,9 @@ def compare(
 
     if scenario is not None and a is None and b is None and at_least is None:
         name = scenario.value
-        parameters, contests = choose(name, overrides or [])
-    elif scenario is None and a is not None and b is not None and not overrides:
-        name, parameters = "commands", {"a": a, "b": b, "at_least": at_least}
+        settings, contests = choose(name, parameters)
+    elif scenario is None and a is not None and b is not None and not parameters:
+        name, settings = "commands", {"a": a, "b": b, "at_least": at_least}
         contests = [commands(a, b, at_least=at_least)]
     else:
         raise UsageError(
@@ -106,7 +116,7 @@ def compare(
     document = compare_all(
         contests,
         name=name,
-        parameters=parameters,
+        parameters=settings,
         command=["atoll", *sys.argv[1:]],
         seed=seed,
         num_blocks=blocks,

@@ -1,7 +1,9 @@
 """The alternative to atoll's update: transformers' Llama with torch's AdamW, set up at its best."""
 
 import copy
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch import nn
 
 from atoll.config.schema import RunConfig
 from atoll.data.batch import Batch
+from atoll.model.huggingface import save_pretrained
 from atoll.model.llama import Llama
 
 OPTIMIZERS: dict[str, dict[str, bool]] = {
@@ -104,52 +107,13 @@ def _seconds(step: Callable[[], object]) -> float:
 
 
 def _same_model(model: Llama) -> nn.Module:
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    """Export the model and let transformers load it, as a user would."""
+    from transformers import AutoModelForCausalLM
 
-    shape = model.config
-    config = LlamaConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.width,
-        intermediate_size=shape.ffn_width,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads or shape.heads,
-        head_dim=shape.head_width or shape.width // shape.heads,
-        max_position_embeddings=shape.context_length,
-        rms_norm_eps=shape.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-        tie_word_embeddings=shape.tied_embeddings,
-        use_cache=False,
-    )
-    twin: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    twin.load_state_dict(_their_names(model))
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as name:
+        folder = Path(name) / "model"
+        save_pretrained(model, folder)
+        twin: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="sdpa"
+        )
     return twin.to(model.arena.data_NP.device).train()
-
-
-def _their_names(model: Llama) -> dict[str, torch.Tensor]:
-    """Return the weights under transformers' names, joint projections cut apart."""
-    shape, own = model.config, {name: w[0] for name, w in model.arena.named().items()}
-    head_width = shape.head_width or shape.width // shape.heads
-    query, key = shape.heads * head_width, (shape.kv_heads or shape.heads) * head_width
-    head = own.get("head", own["embedding"])
-    found = {
-        "model.embed_tokens.weight": own["embedding"],
-        "model.norm.weight": own["norm"],
-        "lm_head.weight": head,
-    }
-    for layer in range(shape.layers):
-        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-        q, k, v = own[f"{ours}.qkv"].split((query, key, key))
-        gate, up = own[f"{ours}.gate_up"].chunk(2)
-        found |= {
-            f"{theirs}.self_attn.q_proj.weight": q,
-            f"{theirs}.self_attn.k_proj.weight": k,
-            f"{theirs}.self_attn.v_proj.weight": v,
-            f"{theirs}.self_attn.o_proj.weight": own[f"{ours}.attention_out"],
-            f"{theirs}.mlp.gate_proj.weight": gate,
-            f"{theirs}.mlp.up_proj.weight": up,
-            f"{theirs}.mlp.down_proj.weight": own[f"{ours}.mlp_out"],
-            f"{theirs}.input_layernorm.weight": own[f"{ours}.attention_norm"],
-            f"{theirs}.post_attention_layernorm.weight": own[f"{ours}.mlp_norm"],
-        }
-    return found
