@@ -248,8 +248,8 @@ def test_smollm2_equals_transformers(tmp_path):
         ours, sdpa = model.logits(inputs[None])[0], theirs(inputs).logits
         theirs.set_attn_implementation("eager")
         eager = theirs(inputs).logits
-    own_distance = (sdpa - eager).abs().max()
-    assert min((ours - sdpa).abs().max(), (ours - eager).abs().max()) <= own_distance
+    # Rounding: what transformers' own two ways of attention differ by, in 30 layers.
+    assert (ours - sdpa).abs().max() <= (sdpa - eager).abs().max()
 
     theirs.set_attn_implementation("sdpa")
     expected = theirs.generate(

@@ -20,6 +20,11 @@ CONFIG = ModelConfig(
 )
 
 
+def compile_fully(model: Llama):
+    """Return the model compiled as training compiles it, refusing graph breaks."""
+    return torch.compile(model, fullgraph=True, dynamic=False, options=COMPILE_OPTIONS)
+
+
 def update(model: Llama, tokens_NBU: torch.Tensor, *, narrow: bool, run=None) -> torch.Tensor:
     """Return the mean losses after a forward and a backward."""
     model.zero_grad()
@@ -37,11 +42,7 @@ def relative_norm(ours: torch.Tensor, exact: torch.Tensor) -> float:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_bfloat16_stays_near_float32(models, compiled):
     model = Llama(CONFIG, num_models=models, device="cuda")
-    run = (
-        torch.compile(model, fullgraph=True, dynamic=False, options=COMPILE_OPTIONS)
-        if compiled
-        else model
-    )
+    run = compile_fully(model) if compiled else model
     tokens = random_tokens(CONFIG, models, 4, 257).cuda()
     exact = update(model, tokens, narrow=False)
     exact_grad = model.arena.grad_NP.clone()
@@ -74,11 +75,7 @@ def deterministic(monkeypatch):
 @pytest.mark.parametrize("models", [1, 2])
 def test_deterministic_updates_repeat_every_bit(models, compiled, documents):
     model = Llama(CONFIG, num_models=models, device="cuda")
-    run = (
-        torch.compile(model, fullgraph=True, dynamic=False, options=COMPILE_OPTIONS)
-        if compiled
-        else model
-    )
+    run = compile_fully(model) if compiled else model
     tokens = random_tokens(CONFIG, models, 4, 257).cuda()
     where = (torch.arange(256, device="cuda") // 100).expand(models, 4, -1) if documents else None
     found = []

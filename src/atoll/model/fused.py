@@ -153,12 +153,14 @@ def _rotate_into(result: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> None:
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     low, high = x.chunk(2, dim=-1)
     result_low, result_high = result.chunk(2, dim=-1)
+    # Two roundings of each product, as transformers does: addcmul would fuse one of them away, and
+    # this is the only place where the logits on a CPU would not equal its own bit for bit.
     if result.dtype == cos.dtype:
-        torch.mul(low, cos, out=result_low).addcmul_(high, sin, value=-1)
-        torch.mul(high, cos, out=result_high).addcmul_(low, sin)
+        torch.mul(low, cos, out=result_low).sub_(high * sin)
+        torch.mul(high, cos, out=result_high).add_(low * sin)
     else:
-        result_low.copy_((low * cos).addcmul_(high, sin, value=-1))
-        result_high.copy_((high * cos).addcmul_(low, sin))
+        result_low.copy_((low * cos).sub_(high * sin))
+        result_high.copy_((high * cos).add_(low * sin))
 
 
 class _EmbedPacked(torch.autograd.Function):
