@@ -26,10 +26,11 @@ def compile_fully(model: Llama):
 
 
 def update(model: Llama, tokens_NBU: torch.Tensor, *, narrow: bool, run=None) -> torch.Tensor:
-    """Return the mean losses after a forward and a backward."""
+    """Return the mean losses after a forward and a backward of `model`, or of `run` for it."""
+    run = model if run is None else run
     model.zero_grad()
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=narrow):
-        sums_N, weights_N = (run or model)(tokens_NBU[..., :-1], tokens_NBU[..., 1:])
+        sums_N, weights_N = run(tokens_NBU[..., :-1], tokens_NBU[..., 1:])
     (sums_N / weights_N).sum().backward()
     return (sums_N / weights_N).detach()
 
@@ -101,8 +102,8 @@ def test_memory_of_the_loss_is_bounded_by_its_pieces():
         sums_N, _ = weighted_loss(x, weight, ids)
     sums_N.sum().backward()
     peak = torch.cuda.max_memory_allocated() - before
-    # Float32 and two bfloat16 copies of a piece, and the gradients of both inputs with a copy.
-    allowed = 2 * PIECE_BYTES["cuda"] + 2 * 4 * (rows + vocabulary) * width + (64 << 20)
+    # A piece in float32 and in bfloat16, and the gradients of both inputs with a copy.
+    allowed = 1.5 * PIECE_BYTES["cuda"] + 2 * 4 * (rows + vocabulary) * width + (64 << 20)
     assert peak < allowed
     assert peak < rows * vocabulary * 2 / 3
 

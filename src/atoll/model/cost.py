@@ -83,7 +83,7 @@ def training_memory(
     rows = num_models * micro_batch_size * config.context_length
     piece = num_models * default_piece_rows(num_models, config.vocab_size, device_type=device_type)
     piece = min(rows, piece)
-    logit_bytes = 10 if narrow else 4  # bfloat16, float32 for the statistics, bfloat16 gradient
+    logit_bytes = 6 if narrow else 4  # bfloat16, and float32 for the statistics
     head = 4 * num_models * config.vocab_size * config.width
     return Memory(
         weights=parameters,

@@ -47,7 +47,7 @@ def weighted_loss(
         x_NMD,
         weight_NVD,
         ids_NM,
-        weights_NM.to(torch.promote_types(x_NMD.dtype, torch.float32)),
+        weights_NM.to(_wide(x_NMD)),
         piece_rows or default_piece_rows(models, vocabulary, device_type=x_NMD.device.type),
         _compute_dtype(x_NMD),
         torch.is_grad_enabled() and (x_NMD.requires_grad or weight_NVD.requires_grad),
@@ -130,15 +130,14 @@ def _sums_and_gradients(
     grad_x_NMD = torch.empty_like(x_NMD) if with_grad else x_NMD.new_empty(0)
     grad_NVD = None
     for start in range(0, x_NMD.shape[1], piece_rows):
-        piece = slice(start, start + piece_rows)
-        x_NcD, weights_Nc1 = x_NMD[:, piece].to(dtype), weights_NM[:, piece, None]
-        logits_NcV = torch.bmm(x_NcD, narrow_NVD.mT)
-        losses_Nc1, grad_NcV = _piece(logits_NcV, ids_NM[:, piece, None], with_grad=with_grad)
+        rows = slice(start, start + piece_rows)
+        x_NcD, weights_Nc1 = x_NMD[:, rows].to(dtype), weights_NM[:, rows, None]
+        losses_Nc1, grad_x_NcD, grad_NVD = _piece(
+            x_NcD, narrow_NVD, ids_NM[:, rows, None], weights_Nc1, grad_NVD, with_grad=with_grad
+        )
         sums_N = sums_N + (losses_Nc1 * weights_Nc1).sum((1, 2))
         if with_grad:
-            torch.mul(torch.bmm(grad_NcV, narrow_NVD), weights_Nc1, out=grad_x_NMD[:, piece])
-            weighted_NcD = (x_NcD * weights_Nc1).to(dtype)
-            grad_NVD = _add_product(grad_NVD, grad_NcV.mT, weighted_NcD)
+            torch.mul(grad_x_NcD, weights_Nc1, out=grad_x_NMD[:, rows])
     return sums_N, grad_x_NMD, weight_NVD.new_empty(0) if grad_NVD is None else grad_NVD
 
 
@@ -163,35 +162,67 @@ def _(
     return sums_N, torch.empty_like(x_NMD), weight_NVD.new_empty(weight_NVD.shape)
 
 
-def _piece(logits_NcV: Tensor, ids_Nc1: Tensor, *, with_grad: bool) -> tuple[Tensor, Tensor]:
+def _piece(
+    x_NcD: Tensor,
+    narrow_NVD: Tensor,
+    ids_Nc1: Tensor,
+    weights_Nc1: Tensor,
+    grad_NVD: Tensor | None,
+    *,
+    with_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return cross-entropies, their unweighted gradient to the features, and `grad_NVD` plus ours.
+
+    The logits live and die in here, so that those of two pieces never exist together.
+    """
+    logits_NcV = torch.bmm(x_NcD, narrow_NVD.mT)
+    if not with_grad:
+        wide_NcV = logits_NcV.to(_wide(logits_NcV))
+        normalizer_Nc1 = torch.logsumexp(wide_NcV, -1, keepdim=True)
+        return normalizer_Nc1 - wide_NcV.gather(-1, ids_Nc1), x_NcD, None
+    differentiate = _traced_softmax if torch.compiler.is_compiling() else _softmax_in_place
+    losses_Nc1, grad_NcV = differentiate(logits_NcV, ids_Nc1)
+    weighted_NcD = (x_NcD * weights_Nc1).to(x_NcD.dtype)
+    grad_NVD = _add_product(grad_NVD, grad_NcV.mT, weighted_NcD)
+    return losses_Nc1, torch.bmm(grad_NcV, narrow_NVD), grad_NVD
+
+
+def _softmax_in_place(logits_NcV: Tensor, ids_Nc1: Tensor) -> tuple[Tensor, Tensor]:
     """Return cross-entropies [N, c, 1] and their gradient to the logits, which it overwrites.
 
     Statistics are at least float32; the gradient has the dtype of the logits.
     """
-    wide_NcV = logits_NcV.to(torch.promote_types(logits_NcV.dtype, torch.float32))
+    wide_NcV = logits_NcV.to(_wide(logits_NcV))
     chosen_Nc1 = wide_NcV.gather(-1, ids_Nc1)
-    if torch.compiler.is_compiling() or not with_grad:
-        normalizer_Nc1 = torch.logsumexp(wide_NcV, -1, keepdim=True)
-        losses_Nc1 = normalizer_Nc1 - chosen_Nc1
-        if not with_grad:
-            return losses_Nc1, logits_NcV
-        is_chosen_NcV = ids_Nc1 == torch.arange(wide_NcV.shape[-1], device=ids_Nc1.device)
-        grad_NcV = torch.exp(wide_NcV - normalizer_Nc1) - is_chosen_NcV.to(wide_NcV.dtype)
-        return losses_Nc1, grad_NcV.to(logits_NcV.dtype)
     largest_Nc1 = wide_NcV.amax(-1, keepdim=True)
-    p_NcV = torch.softmax(wide_NcV, -1, out=wide_NcV)
+    p_NcV = wide_NcV
+    torch.softmax(wide_NcV, -1, out=p_NcV)
     # The largest probability is 1 / sum(exp(logit - largest)): one exp per logit is enough.
     losses_Nc1 = largest_Nc1 - p_NcV.amax(-1, keepdim=True).log_() - chosen_Nc1
     p_NcV.scatter_(-1, ids_Nc1, p_NcV.gather(-1, ids_Nc1) - 1)
-    return losses_Nc1, p_NcV.to(logits_NcV.dtype)
+    return losses_Nc1, p_NcV if p_NcV is logits_NcV else logits_NcV.copy_(p_NcV)
+
+
+def _traced_softmax(logits_NcV: Tensor, ids_Nc1: Tensor) -> tuple[Tensor, Tensor]:
+    """Twin of `_softmax_in_place` in a form that a compiler makes two passes of."""
+    wide_NcV = logits_NcV.to(_wide(logits_NcV))
+    normalizer_Nc1 = torch.logsumexp(wide_NcV, -1, keepdim=True)
+    losses_Nc1 = normalizer_Nc1 - wide_NcV.gather(-1, ids_Nc1)
+    is_chosen_NcV = ids_Nc1 == torch.arange(wide_NcV.shape[-1], device=ids_Nc1.device)
+    grad_NcV = torch.exp(wide_NcV - normalizer_Nc1) - is_chosen_NcV.to(wide_NcV.dtype)
+    return losses_Nc1, grad_NcV.to(logits_NcV.dtype)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """Return total + left @ right in float32 or wider; the first product makes the total."""
-    if left.dtype.itemsize < 4 and left.device.type == "cuda":
+    if left.dtype.itemsize >= 4:
+        return torch.bmm(left, right) if total is None else total.baddbmm_(left, right)
+    if left.device.type == "cuda":
         product = torch.bmm(left, right, out_dtype=torch.float32)
-        return product if total is None else total.add_(product)
-    if left.dtype.itemsize < 4:
+    else:
         product = torch.bmm(left, right).to(torch.float32)
-        return product if total is None else total.add_(product)
-    return torch.bmm(left, right) if total is None else total.baddbmm_(left, right)
+    return product if total is None else total.add_(product)
