@@ -354,6 +354,24 @@ def test_the_same_layer_twice_changes_nothing(tmp_path_factory, layer):
     assert load_config([path, path]) == load_config([path])
 
 
+@pytest.mark.parametrize("key", ["tokenizer", "source", "validation_source"])
+def test_an_option_is_added_to_a_path_given_as_text(key):
+    option = "add_bos=true" if key == "tokenizer" else "format=jsonl"
+    found = load_config([], [f"data.{key}=some/path", f"data.{key}.{option}"]).config
+    assert getattr(found.data, key).path == "some/path"
+
+
+def test_text_replaces_a_path_and_its_options():
+    sets = ["data.source.path=a", "data.source.format=jsonl", "data.source=b"]
+    assert load_config([], sets).config.data.source == "b"
+
+
+def test_more_threads_than_any_machine_has_are_refused():
+    with pytest.raises(ConfigError, match=r"runtime\.cpu_threads is 100000") as caught:
+        load_config([], ["runtime.cpu_threads=100000"])
+    assert caught.value.exit_code == 2
+
+
 def names(section, prefix=""):
     for name, field in section.model_fields.items():
         yield prefix + name

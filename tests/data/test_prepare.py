@@ -10,9 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from corpora import counts, documents_of, pseudo_text, tokens_of, write_jsonl
 
+from atoll.data.assemble import check_number_of_shards
 from atoll.data.mix import locate_documents, shuffle, whole_weights
 from atoll.data.tokenizer import Tokenizer
 from atoll.data.verify import verify_cache
+from atoll.errors import ConfigError
 from atoll.seeds import derive_seed
 
 # The naive twin
@@ -230,3 +232,10 @@ def test_beginning_and_end_are_added_once_where_a_tokenizer_adds_its_own(make, w
     assert tokens_of(cache) == [1, 3, 4, 2, 1, 5, 2]
     split = cache.manifest.splits["train"]
     assert (split.bos_added, split.eos_added) == (2, 2)
+
+
+def test_shards_so_short_that_there_would_be_countless_files_are_refused():
+    check_number_of_shards(200_000, 2)
+    with pytest.raises(ConfigError, match="200,001 tokens would take more than 100,000") as caught:
+        check_number_of_shards(200_001, 2)
+    assert "data.shard_tokens to 3" in (caught.value.hint or "")

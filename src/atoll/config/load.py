@@ -15,6 +15,9 @@ from atoll.errors import ConfigError
 DEFAULT = "default"
 """Origin of a value that nobody wrote."""
 
+PATH_SHORTHANDS = {("data", "source"), ("data", "validation_source"), ("data", "tokenizer")}
+"""Settings whose text is short for a mapping with that `path`, which options are added to."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
@@ -117,15 +120,19 @@ def _sections(layer: Node | None) -> Node | None:
     return Node(filled, layer.origin)
 
 
-def _merged(base: Node, over: Node | None) -> Node:
+def _merged(base: Node, over: Node | None, place: tuple[str, ...] = ()) -> Node:
     """Return `over` laid upon `base`: mappings key by key, everything else replaced."""
     if over is None:
         return base
-    if not isinstance(base.value, dict) or not isinstance(over.value, dict):
+    if not isinstance(over.value, dict):
+        return over
+    if isinstance(base.value, str) and place in PATH_SHORTHANDS:
+        base = Node({"path": base}, base.origin)
+    if not isinstance(base.value, dict):
         return over
     result = dict(base.value)
     for key, child in over.value.items():
-        result[key] = _merged(result[key], child) if key in result else child
+        result[key] = _merged(result[key], child, (*place, key)) if key in result else child
     return Node(result, over.origin)
 
 

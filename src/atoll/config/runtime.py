@@ -33,7 +33,7 @@ class RuntimeConfig(Section):
     """Autocast type of matrix products; `auto` is bf16 on CUDA and none elsewhere."""
     compile: bool | Literal["auto"] = "auto"
     """Whether the update is compiled; `auto` does so on CUDA."""
-    cpu_threads: int | None = Field(default=None, ge=1)
+    cpu_threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads of CPU kernels. Default: what torch chooses."""
     output_dir: Path = Path("runs/default")
     """Folder of the run."""

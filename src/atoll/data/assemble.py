@@ -15,9 +15,13 @@ from atoll.data.settings import Settings
 from atoll.data.shards import shard_stem, write_shard
 from atoll.data.staging import TokenReader
 from atoll.data.verify import wrong_sizes
+from atoll.errors import ConfigError
 from atoll.files import write_json
 
 _PIECE_TOKENS = 1 << 20
+
+MOST_SHARDS = 100_000
+"""Shards of one split: the five digits of their names, and what a folder may hold with ease."""
 
 
 def assemble(
@@ -38,12 +42,16 @@ def assemble(
         dtype: Element type of the ids.
         settings: Says how long shards are and what was added to documents.
         before_shard: Called before each shard with tokens written, tokens in all, and bytes of one.
+
+    Raises:
+        ConfigError: The shards are so short that there would be more than MOST_SHARDS of a split.
     """
     orders: dict[SplitName, np.ndarray] = {
         name: _read_order(work / f"order.{name}") for name in SPLITS
     }
     shard_tokens = settings.data.shard_tokens
     total = sum(_num_tokens(placed) for placed in orders.values())
+    check_number_of_shards(max(_num_tokens(placed) for placed in orders.values()), shard_tokens)
     written = 0
     splits: dict[SplitName, Split] = {}
     reader = TokenReader(work, dtype)
@@ -69,6 +77,19 @@ def assemble(
     finally:
         reader.close()
     return splits
+
+
+def check_number_of_shards(num_tokens: int, shard_tokens: int) -> None:
+    """Refuse a split of countless files; `Raises` as in `assemble`."""
+    if -(-num_tokens // shard_tokens) > MOST_SHARDS:
+        least = -(-num_tokens // MOST_SHARDS)
+        raise ConfigError(
+            [
+                f"data.shard_tokens is {shard_tokens}: {num_tokens:,} tokens would take more than "
+                f"{MOST_SHARDS:,} files."
+            ],
+            hint=f"set data.shard_tokens to {least} or more; the default is 33,554,432",
+        )
 
 
 def _shard(
