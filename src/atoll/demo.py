@@ -75,7 +75,7 @@ def run_demo(folder: Path, progress: Progress, *, overrides: list[str]) -> DemoR
         overrides: Further `key=value` settings of the recipe `demo`.
 
     Raises:
-        InterruptedRunError: A signal stopped the training.
+        InterruptedRunError: A signal stopped the preparing or the training.
         AtollError: transformers computes another loss from the exported folder.
     """
     started = time.perf_counter()

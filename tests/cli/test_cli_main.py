@@ -131,9 +131,11 @@ def test_an_error_without_hint_is_its_message_alone(atoll, monkeypatch):
     assert atoll().err == "Empty.\n"
 
 
-def test_ctrl_c_exits_130(atoll, monkeypatch):
-    monkeypatch.setattr(main, "app", failing(KeyboardInterrupt()))
-    assert atoll().code == 130
+@pytest.mark.parametrize("raised", [KeyboardInterrupt(), typer.Abort()])
+def test_ctrl_c_exits_130_and_says_so(atoll, monkeypatch, raised):
+    monkeypatch.setattr(main, "app", failing(raised))
+    outcome = atoll()
+    assert (outcome.code, outcome.out, outcome.err) == (130, "", "interrupted\n")
 
 
 def test_a_verb_that_found_bad_news_exits_1_without_more_words(atoll, monkeypatch):

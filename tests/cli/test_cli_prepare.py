@@ -11,7 +11,7 @@ import sys
 import pytest
 from small_corpus import arguments
 
-from atoll.cli.interrupt import raise_on_signal
+from atoll.interrupt import raise_on_signal
 from atoll.cli.prepare_progress import show_progress
 from atoll.data.progress import Progress
 
@@ -162,7 +162,7 @@ def test_ctrl_c_exits_130_and_the_same_command_goes_on(atoll, corpus, place):
 def test_a_second_signal_ends_at_once():
     code = (
         "import signal, sys\n"
-        "from atoll.cli.interrupt import raise_on_signal\n"
+        "from atoll.interrupt import raise_on_signal\n"
         "with raise_on_signal('waiting'):\n"
         "    try:\n"
         "        signal.raise_signal(signal.SIGINT)\n"

@@ -43,7 +43,7 @@ from atoll.cli import (
     train,
 )
 from atoll.cli.output import print_data, print_note
-from atoll.errors import AtollError
+from atoll.errors import AtollError, InterruptedRunError
 from atoll.faults import arm
 
 app = typer.Typer(
@@ -85,6 +85,8 @@ def run(arguments: Sequence[str]) -> int:
         arm(os.environ.get("ATOLL_FAILPOINTS", ""))
         code = app(args=list(arguments), prog_name="atoll", standalone_mode=False)
         sys.stdout.flush()
+        if code == InterruptedRunError.exit_code:
+            raise KeyboardInterrupt  # typer returns this code for one; no verb ends with it itself
     except typer.TyperException as error:
         _report(error.format_message(), _usage_hint(error))
         return error.exit_code
@@ -92,6 +94,7 @@ def run(arguments: Sequence[str]) -> int:
         _report(error.message, error.hint)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
+        print_note("interrupted")
         return 130
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); what Python flushes at exit goes nowhere.

@@ -16,7 +16,7 @@ def prepare(config: ConfigOption, overrides: SetOption, as_json: JsonOption = Fa
       atoll prepare --config 20m --set data.source=corpus --set data.prepare_workers=8
     """
     from atoll.cli.cache_report import facts_of, summary_of
-    from atoll.cli.interrupt import raise_on_signal
+    from atoll.interrupt import raise_on_signal
     from atoll.cli.prepare_progress import show_progress
     from atoll.config.load import load_config
     from atoll.data import prepare as preparing

@@ -15,6 +15,7 @@ from atoll.data.cache import MANIFEST_NAME, Cache
 from atoll.data.loader import TokenLoader
 from atoll.data.settings import check_vocabulary, locate
 from atoll.data.tokenizer import Tokenizer
+from atoll.interrupt import raise_on_signal
 from atoll.model.llama import Llama
 from atoll.optim.adamw import AdamW
 from atoll.runner.progress import Progress
@@ -152,6 +153,9 @@ def open_or_prepare(config: RunConfig, progress: Progress) -> Cache:
     """Return the cache that the recipe names; one that is missing is prepared first.
 
     Preparing can be killed and goes on where it was, so that nothing is lost by doing it here.
+
+    Raises:
+        InterruptedRunError: A signal stopped the preparing.
     """
     folder = cache_folder(config)
     if (folder / MANIFEST_NAME).exists() or config.data.cache_path is not None:
@@ -159,11 +163,12 @@ def open_or_prepare(config: RunConfig, progress: Progress) -> Cache:
     from atoll.data.prepare import prepare
 
     progress.note(f"no token cache in {folder} yet: preparing it")
-    return prepare(
-        config.data,
-        config.model,
-        progress=lambda seen: progress.work(f"prepare: {seen.phase}", seen.done, seen.total),
-    )
+    with raise_on_signal("preparing"):
+        return prepare(
+            config.data,
+            config.model,
+            progress=lambda seen: progress.work(f"prepare: {seen.phase}", seen.done, seen.total),
+        )
 
 
 def open_split(config: RunConfig, cache: Cache, device: torch.device, split: Any) -> TokenLoader:
