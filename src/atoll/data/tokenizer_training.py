@@ -30,7 +30,8 @@ def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
     if not texts:
         raise DataError(
             "the corpus holds no training document to train a tokenizer on.",
-            hint="check data.source; data.validation_fraction must leave documents to train on",
+            hint="check data.source: empty, blank and binary files are left out, and "
+            "data.validation_fraction must leave documents to train on",
         )
     return open_trained(_run_beside(lambda: _train_bpe(texts, vocab_size)))
 

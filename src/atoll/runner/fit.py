@@ -11,6 +11,7 @@ from atoll.config.budget import Budget
 from atoll.config.schema import RunConfig
 from atoll.config.training import TrainingConfig
 from atoll.errors import AtollError, StorageError
+from atoll.files import MIB
 from atoll.model.cost import training_memory
 
 logger = logging.getLogger(__name__)
@@ -60,8 +61,8 @@ def check_disk(config: RunConfig, budget: Budget, folder: Path, *, done_epochs: 
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise StorageError(
-            f"{folder} has {free / GIB:.2f} GiB free; {coming} checkpoints and the final weights "
-            f"need {needed / GIB:.2f} GiB.",
+            f"{folder} has {free / MIB:,.1f} MiB free; {coming} checkpoints and the final weights "
+            f"need {needed / MIB:,.1f} MiB.",
             hint="set training.checkpoint_keep, keep fewer with training.checkpoint_policy, or "
             "choose another disk with runtime.output_dir",
         )
