@@ -11,9 +11,9 @@ import sys
 import pytest
 from small_corpus import arguments
 
-from atoll.interrupt import raise_on_signal
 from atoll.cli.prepare_progress import show_progress
 from atoll.data.progress import Progress
+from atoll.interrupt import raise_on_signal
 
 
 def process(*words, **environment):

@@ -36,7 +36,7 @@ def evaluate(
     from atoll.runner.trained import evaluate_trained, open_trained
     from atoll.train.device import resolve_device
 
-    trained = open_trained(run, device=resolve_device(device))
+    trained = open_trained(run, device=resolve_device(device, option="--device"))
     found = evaluate_trained(trained, full=full)
     if as_json:
         print_json({"weights": str(trained.weights), "step": trained.step, **found.facts()})

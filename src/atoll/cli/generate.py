@@ -65,7 +65,7 @@ def generate(
     from atoll.train.device import resolve_device
 
     sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    opened = open_model(model, device=resolve_device(device))
+    opened = open_model(model, device=resolve_device(device, option="--device"))
     pieces = continue_text(opened, prompt, max_tokens=max_tokens, sampler=sampler)
     if as_json:
         print_json({"model": str(opened.source), "prompt": prompt, "text": "".join(pieces)})

@@ -16,10 +16,10 @@ def prepare(config: ConfigOption, overrides: SetOption, as_json: JsonOption = Fa
       atoll prepare --config 20m --set data.source=corpus --set data.prepare_workers=8
     """
     from atoll.cli.cache_report import facts_of, summary_of
-    from atoll.interrupt import raise_on_signal
     from atoll.cli.prepare_progress import show_progress
     from atoll.config.load import load_config
     from atoll.data import prepare as preparing
+    from atoll.interrupt import raise_on_signal
 
     recipe = load_config(config, overrides).config
     with raise_on_signal("preparing"), show_progress() as see:

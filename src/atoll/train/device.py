@@ -1,19 +1,28 @@
 """Where a run computes, and what `auto` stands for there."""
 
+import re
+
 import torch
 
-from atoll.errors import UnavailableError
+from atoll.errors import UnavailableError, UsageError
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str, *, option: str = "runtime.device") -> torch.device:
     """Return the device that `runtime.device` means on this machine.
 
     Args:
         name: cpu, cuda, cuda:N, mps, or auto for the first of cuda, mps and cpu that is here.
+        option: Who asks for it, to be named in an error.
 
     Raises:
+        UsageError: It is no device's name.
         UnavailableError: It was asked for by name and is not here; says what is.
     """
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise UsageError(
+            f"{option} is {name}; it must be auto, cpu, cuda, cuda:N (N from 0) or mps.",
+            hint="`atoll doctor` shows the devices of this machine",
+        )
     here = available_devices()
     if name == "auto":
         return torch.device(here[0])
@@ -22,8 +31,8 @@ def resolve_device(name: str) -> torch.device:
         found = torch.device("cuda", 0 if found.index is None else found.index)
     if str(found) not in here:
         raise UnavailableError(
-            f"runtime.device is {name}, and this machine has {', '.join(here)}.",
-            hint="set runtime.device=auto to take the first of these; `atoll doctor` says more",
+            f"{option} is {name}, and this machine has {', '.join(here)}.",
+            hint=f"give {option} the value auto to take the first; `atoll doctor` says more",
         )
     return found
 
