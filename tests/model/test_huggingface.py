@@ -1,11 +1,16 @@
 """Our folders load in transformers, its folders load here; anything else is refused."""
 
+import errno
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
 from naive_llama import SMALL, random_tokens, transformers_twin
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -167,6 +172,43 @@ def test_a_failed_write_leaves_the_old_folder(folder, monkeypatch):
         save_pretrained(Llama(SMALL), folder, overwrite=True)
     assert load_pretrained(folder).config == UNTIED
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_disk_that_safetensors_finds_full_leaves_nothing_behind(tmp_path, monkeypatch):
+    def refuse(*arguments, **named):
+        raise SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
+
+    monkeypatch.setattr("atoll.model.huggingface.save_file", refuse)
+    with pytest.raises(StorageError, match="No space left") as caught:
+        save_pretrained(Llama(SMALL), tmp_path / "model")
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("free space or choose another disk")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX limits")
+def test_what_safetensors_itself_says_of_a_refused_write_is_understood(tmp_path):
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from atoll.config.model import ModelConfig\n"
+        "from atoll.errors import StorageError\n"
+        "from atoll.model.huggingface import save_pretrained\n"
+        "from atoll.model.llama import Llama\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
+        "try:\n"
+        f"    save_pretrained(Llama({SMALL!r}), Path(sys.argv[1]) / 'model')\n"
+        "except StorageError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"cannot write {tmp_path / 'model'}: {os.strerror(errno.EFBIG)}.\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

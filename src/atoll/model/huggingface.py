@@ -7,6 +7,7 @@ FOLDER/tokenizer.json, tokenizer_config.json, ...
 """
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -107,9 +108,11 @@ def save_pretrained(
         overwrite: Whether an existing folder may be replaced.
 
     Raises:
-        UsageError: The folder exists and may not be replaced.
+        UsageError: The folder exists and may not be replaced, or is a file.
         StorageError: The file system refused.
     """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file, not a folder.", hint="choose a new folder")
     if not overwrite and folder.exists() and any(folder.iterdir()):
         raise UsageError(
             f"{folder} exists and is not empty.", hint="choose a new folder, or remove this one"
@@ -232,9 +235,18 @@ def _write_model(
     write_json(folder / "config.json", shape | special | {"pad_token_id": None})
     write_json(folder / "generation_config.json", special)
     tensors = foreign_tensors(model, model_index=model_index, dtype=dtype)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    try:
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise _refusal(error) from error
     with open(folder / WEIGHTS, "r+b") as file:
         os.fsync(file.fileno())
+
+
+def _refusal(error: SafetensorError) -> Exception:
+    """Return the OSError that safetensors hides in its text, or the error itself."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else error
 
 
 def _replace(folder: Path, staging: Path) -> None:
