@@ -152,7 +152,10 @@ def _write_rank(
     expected = digest_tensors(snapshot.tensors)
     write_tensor_file(tensors_file, snapshot.tensors, fault="checkpoint.tensors")
     found = digest_tensor_file(tensors_file, drop_cache=True)
-    reach("checkpoint.tensors.after_read_back")
+    try:
+        reach("checkpoint.tensors.after_read_back")
+    except OSError as error:
+        raise storage_error(error, tensors_file) from error
     wrong = sorted(name for name in expected if found.tensors.get(name) != expected[name])
     if wrong or len(found.tensors) != len(expected):
         raise CheckpointError(
