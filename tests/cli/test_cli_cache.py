@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from small_corpus import arguments
 
 
@@ -15,11 +16,23 @@ def test_cache_show_takes_a_folder_or_a_recipe(atoll, corpus):
     assert json.loads(atoll("cache", "show", folder, "--json").out)["folder"] == folder
 
 
-def test_cache_show_without_a_cache_says_how_to_make_one(atoll, corpus):
-    outcome = atoll("cache", "show", "nowhere")
-    assert outcome.code == 1
+@pytest.mark.parametrize("verb", ["show", "verify", "explain"])
+@pytest.mark.parametrize("path", ["nowhere", "corpus", "corpus/00.txt"])
+def test_a_path_that_is_no_cache_exits_2_and_says_what_to_name(atoll, corpus, verb, path):
+    outcome = atoll("cache", verb, path)
+    assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err == (
-        "nowhere holds no finished token cache (no manifest.json).\n\n"
+        f"{path} holds no finished token cache (no manifest.json).\n\n"
+        "hint: name the folder that `atoll prepare` printed, or its recipe with --config "
+        "and --set\n"
+    )
+
+
+def test_a_recipe_without_a_cache_says_how_to_make_one(atoll, corpus):
+    outcome = atoll("cache", "show", *arguments()[1:])
+    assert outcome.code == 1
+    assert outcome.err.endswith(
+        "holds no finished token cache (no manifest.json).\n\n"
         "hint: run `atoll prepare` with the same --config and --set\n"
     )
 

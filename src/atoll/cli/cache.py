@@ -150,9 +150,22 @@ def explain(
 
 def _folder(cache: Path | None, config: list[Path], overrides: list[str]) -> Path:
     if cache is not None:
-        return cache
+        return _existing(cache)
     from atoll.config.load import load_config
     from atoll.data.settings import locate
 
     recipe = load_config(config, overrides).config
     return locate(recipe.data, recipe.model)
+
+
+def _existing(cache: Path) -> Path:
+    from atoll.data.cache import MANIFEST_NAME
+    from atoll.errors import UsageError
+
+    if not (cache / MANIFEST_NAME).is_file():
+        raise UsageError(
+            f"{cache} holds no finished token cache (no {MANIFEST_NAME}).",
+            hint="name the folder that `atoll prepare` printed, or its recipe with --config and "
+            "--set",
+        )
+    return cache
