@@ -118,6 +118,27 @@ def test_checkpoint_verbs_list_verify_and_compare(recipe_file, tmp_path, capsys)
     assert "tensor model.embedding: " in out
 
 
+def test_compare_takes_a_runs_newest_checkpoint(recipe_file, tmp_path, capsys):
+    atoll(["train", "--config", str(recipe_file), "--set", "training.checkpoint_policy=interval"])
+    capsys.readouterr()
+    run = tmp_path / "run"
+    newest = run / "checkpoints" / "step-00000008"
+    assert atoll(["checkpoint", "compare", str(run), str(newest)]) == 0
+    assert capsys.readouterr().out.startswith("equal: ")
+    (newest / "manifest.json").unlink()
+    assert atoll(["checkpoint", "compare", str(run), str(newest.with_name("step-00000004"))]) == 0
+    assert capsys.readouterr().out.startswith("equal: ")
+
+
+def test_compare_of_a_run_without_checkpoints_exits_2(tmp_path, capsys):
+    (tmp_path / "checkpoints").mkdir()
+    assert atoll(["checkpoint", "compare", str(tmp_path), str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"{tmp_path / 'checkpoints'} holds no complete checkpoint.\n\n"
+        "hint: training.checkpoint_policy decides when a run keeps one\n"
+    )
+
+
 def test_verify_names_the_damage_and_exits_1(recipe_file, tmp_path, capsys):
     atoll(["train", "--config", str(recipe_file)])
     capsys.readouterr()

@@ -93,7 +93,10 @@ def compare(
     first: Annotated[
         Path,
         typer.Argument(
-            metavar="A", show_default=False, help="A checkpoint, or a folder of safetensors files."
+            metavar="A",
+            show_default=False,
+            help="A run (its newest checkpoint is taken), a checkpoint, or a folder of safetensors "
+            "files.",
         ),
     ],
     second: Annotated[
@@ -106,13 +109,13 @@ def compare(
     \b
     Examples:
       atoll checkpoint compare runs/a/checkpoints/step-00000064 runs/b/checkpoints/step-00000064
-      atoll checkpoint compare exported/one exported/two --json
+      atoll checkpoint compare runs/a runs/b --json
     """
     from dataclasses import asdict
 
     from atoll.checkpoint.compare import compare as compare_states
 
-    found = compare_states(first, second)
+    found = compare_states(_newest(first), _newest(second))
     if as_json:
         print_json({"equal": found.equal, **asdict(found)})
     else:
@@ -141,6 +144,23 @@ def _checkpoints(path: Path) -> Path:
     if not path.is_dir():
         raise UsageError(f"{path} is no folder.", hint="name a run's folder or a checkpoint's")
     return path / "checkpoints" if (path / "checkpoints").is_dir() else path
+
+
+def _newest(path: Path) -> Path:
+    """Return a run's newest complete checkpoint; what is no run stays as it is."""
+    from atoll.errors import UsageError
+    from atoll.runner.folder import RunFolder
+
+    run = RunFolder(path)
+    if not run.checkpoints.is_dir():
+        return path
+    complete = run.complete_checkpoints()
+    if not complete:
+        raise UsageError(
+            f"{run.checkpoints} holds no complete checkpoint.",
+            hint="training.checkpoint_policy decides when a run keeps one",
+        )
+    return complete[-1].folder
 
 
 def _one_or_all(path: Path) -> list[Path]:
