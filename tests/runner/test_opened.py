@@ -222,6 +222,36 @@ def test_a_foreign_architecture_is_refused(tmp_path, capsys):
     assert "model_type is 'gpt2', not 'llama'" in capsys.readouterr().err
 
 
-def test_a_bad_sampling_value_is_refused(folder, capsys):
-    assert atoll(["generate", str(folder), "--prompt", "w1", "--top-p", "2"]) == 2
-    assert "top_p is 2" in capsys.readouterr().err
+@pytest.mark.parametrize("wrong", ["--temperature=-1", "--top-k=0", "--top-p=2", "--top-p=-1"])
+def test_a_sampling_value_out_of_range_is_refused(folder, capsys, wrong):
+    assert atoll(["generate", str(folder), "--prompt", "w1", wrong]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"Invalid value for '{wrong.partition('=')[0]}': ")
+    assert err.endswith("\n\nhint: `atoll generate --help` shows what there is\n")
+
+
+def test_a_top_p_of_zero_is_refused(folder, capsys):
+    assert atoll(["generate", str(folder), "--prompt", "w1", "--top-p", "0"]) == 2
+    assert capsys.readouterr().err == (
+        "top_p is 0.0; it must be above 0 and at most 1.\n\n"
+        "hint: temperature 0 takes the best token; without top_k and top_p all are possible\n"
+    )
+
+
+@pytest.mark.parametrize("verb", ["generate", "evaluate"])
+def test_a_device_that_does_not_exist_is_refused(folder, capsys, verb):
+    assert atoll([verb, str(folder), "--device", "gpu"]) == 2
+    assert capsys.readouterr().err == (
+        "--device is gpu; it must be auto, cpu, cuda, cuda:N (N from 0) or mps.\n\n"
+        "hint: `atoll doctor` shows the devices of this machine\n"
+    )
+
+
+def test_exporting_over_a_file_exits_2_and_keeps_it(folder, tmp_path, capsys):
+    output = tmp_path / "taken"
+    output.write_text("mine")
+    assert atoll(["export", str(folder), "--output", str(output)]) == 2
+    assert capsys.readouterr().err == (
+        f"{output} is a file, not a folder.\n\nhint: choose a new folder\n"
+    )
+    assert output.read_text() == "mine"

@@ -30,17 +30,20 @@ def generate(
         float,
         typer.Option(
             "--temperature",
+            min=0,
             help="Divisor of the scores before a token is drawn; 0 takes the best. Default: 0.",
         ),
     ] = 0.0,
     top_k: Annotated[
         int | None,
-        typer.Option("--top-k", help="Draw among so many best tokens only. Default: all."),
+        typer.Option("--top-k", min=1, help="Draw among so many best tokens only. Default: all."),
     ] = None,
     top_p: Annotated[
         float,
         typer.Option(
             "--top-p",
+            min=0,
+            max=1,
             help="Draw among the best tokens that reach this probability together. Default: 1.",
         ),
     ] = 1.0,

@@ -47,7 +47,10 @@ class Sampler:
         if not 0 < self.top_p <= 1:
             faults.append(f"top_p is {self.top_p}; it must be above 0 and at most 1")
         if faults:
-            raise UsageError(". ".join(faults) + ".")
+            raise UsageError(
+                ". ".join(faults) + ".",
+                hint="temperature 0 takes the best token; without top_k and top_p all are possible",
+            )
 
     def choose(self, scores_BV: Tensor, *, step: int) -> Tensor:
         """Return one id a row, int64 [B], for the `step`-th new token, counted from 0."""
