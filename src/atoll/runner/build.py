@@ -13,6 +13,7 @@ from atoll.config.budget import Budget, plan_budget
 from atoll.config.schema import RunConfig
 from atoll.data.cache import MANIFEST_NAME, Cache
 from atoll.data.loader import TokenLoader
+from atoll.data.placement import resolve_placement
 from atoll.data.settings import check_vocabulary, locate
 from atoll.data.tokenizer import Tokenizer
 from atoll.interrupt import raise_on_signal
@@ -173,9 +174,6 @@ def open_or_prepare(config: RunConfig, progress: Progress) -> Cache:
 
 def open_split(config: RunConfig, cache: Cache, device: torch.device, split: Any) -> TokenLoader:
     """Open one split of a cache as the recipe says."""
-    placement = config.data.placement
-    if placement == "auto":
-        placement = "device" if device.type == "cuda" else "pageable"
     return TokenLoader(
         cache,
         split,
@@ -184,7 +182,7 @@ def open_split(config: RunConfig, cache: Cache, device: torch.device, split: Any
         group_shards=config.data.shuffle_group_size,
         passes=config.data.passes if split == "train" else 1,
         prefetch=config.data.prefetch,
-        placement=placement,
+        placement=resolve_placement(config.data.placement, device),
         device=device,
     )
 
