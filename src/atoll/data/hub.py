@@ -1,5 +1,6 @@
 """Hugging Face data sets, copied into the work folder as JSONL before anything else reads them."""
 
+import importlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -102,7 +103,7 @@ def open_data_set(source: SourceConfig, skip_rows: int) -> HubRows:
         DataError: The hub does not answer, or knows no such data set, revision, subset or split.
     """
     try:
-        import datasets
+        datasets = importlib.import_module("datasets")  # an extra: type checkers may not find it
         from huggingface_hub import HfApi
     except ImportError as error:
         raise UnavailableError(
