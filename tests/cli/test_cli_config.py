@@ -13,7 +13,7 @@ def test_config_show_prints_a_recipe_that_loads_again(atoll, tmp_path):
     path.write_text(outcome.out)
     assert load_config([path]).config.optimizer.lr == 0.001
     assert outcome.out.startswith(
-        "# 1,066,112 trainable parameters\n# 521 updates of 8,192 targets"
+        "# 1,066,112 trainable parameters\n# 390 updates of 8,192 targets"
     )
 
 

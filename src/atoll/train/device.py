@@ -32,7 +32,7 @@ def resolve_device(name: str, *, option: str = "runtime.device") -> torch.device
     if str(found) not in here:
         raise UnavailableError(
             f"{option} is {name}, and this machine has {', '.join(here)}.",
-            hint=f"give {option} the value auto to take the first; `atoll doctor` says more",
+            hint=f"set {option}=auto to take the first of them",
         )
     return found
 
