@@ -210,12 +210,15 @@ def running(text: str):
 
 READ_WITHOUT_END = """
     import hashlib
+    import signal
     from atoll.data.reader import BackgroundReader
 
     def read(stop):
         while not stop.is_set():
             hashlib.sha256(bytes(1 << 22))
 
+    # A shell starts jobs in the background with this signal ignored, and that is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     reader = BackgroundReader()
     future = reader.submit(read)
     print("reading", flush=True)
