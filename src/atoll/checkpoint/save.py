@@ -151,8 +151,8 @@ def _write_rank(
     tensors_file, receipt_file = rank_files(target, 0)
     expected = digest_tensors(snapshot.tensors)
     write_tensor_file(tensors_file, snapshot.tensors, fault="checkpoint.tensors")
-    found = digest_tensor_file(tensors_file, drop_cache=True)
     try:
+        found = digest_tensor_file(tensors_file, drop_cache=True)
         reach("checkpoint.tensors.after_read_back")
     except OSError as error:
         raise storage_error(error, tensors_file) from error
