@@ -13,7 +13,7 @@ from atoll.tensors import IGNORE
 
 PIECE_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 """Largest piece of float32 logits by device type; others use the CPU's.
-Source: measured, benchmarks/model-*.json; a piece should fit a CPU's cache, and fill a GPU."""
+A piece should fit a CPU's cache, and fill a GPU."""
 
 
 def weighted_loss(
