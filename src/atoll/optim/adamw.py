@@ -1,7 +1,9 @@
-"""AdamW over an arena: one pass over flat weights, gradients and moments.
+"""AdamW over an arena, clipping and mixing included: one pass over flat weights and moments.
 
 Shapes: N local models, P parameters of one model.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +13,22 @@ from atoll.errors import StateMismatchError
 from atoll.tensors import Snapshot, copy_to_cpu
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+MIXED_COLUMNS = 1 << 14
+"""Columns that are mixed at a time: those of a few models fit a CPU's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """How an update mixes the weights of packed local models.
+
+    Attributes:
+        shares_NN: float32 on the weights' device; row i holds the share of every local model in
+            the mixed weights of model i. Rows and columns sum to 1.
+        before: Mix, then update what was mixed (awc); otherwise update, then mix (atc).
+    """
+
+    shares_NN: Tensor
+    before: bool
 
 
 class AdamW:
@@ -43,6 +61,7 @@ class AdamW:
         self.exp_avg_NP = torch.zeros_like(data_NP)
         self.exp_avg_sq_NP = torch.zeros_like(data_NP)
         self._config = config
+        self._data_NP, self._grad_NP = data_NP, grad_NP
         self._step = torch.zeros((), dtype=torch.float32, device=data_NP.device)
         tensors = (data_NP, grad_NP, self.exp_avg_NP, self.exp_avg_sq_NP)
         decayed = [_rows(tensor[:, :decay_size]) for tensor in tensors]
@@ -54,15 +73,34 @@ class AdamW:
         ]
 
     @torch.no_grad()
-    def step(self, *, lr: float, step: int, skip: Tensor | None = None) -> None:
-        """Update the weights from the gradients, in place.
+    def step(
+        self,
+        *,
+        lr: float,
+        step: int,
+        factor_N: Tensor | None = None,
+        mixing: Mixing | None = None,
+        skip: Tensor | None = None,
+    ) -> None:
+        """Clip, update and mix the weights, in place.
 
         Args:
             lr: Rate of this update; 0 <= lr.
             step: Number of this update, counted from 1; decides the bias correction.
-            skip: float32 scalar on the device; where it is 1 nothing changes. It lets a bad
-                gradient be held back without asking the device about it.
+            factor_N: What each local model's gradients are multiplied by first; None for 1.
+            mixing: How the local models mix; None where they do not.
+            skip: float32 scalar on the device; where it is 1 no weight and no moment changes. It
+                lets a bad gradient be held back without asking the device about it.
         """
+        if factor_N is not None:
+            self._grad_NP.mul_(factor_N[:, None])
+        if mixing is not None and mixing.before:
+            mix(self._data_NP, mixing.shares_NN, skip=skip)
+        self._update(lr=lr, step=step, skip=skip)
+        if mixing is not None and not mixing.before:
+            mix(self._data_NP, mixing.shares_NN, skip=skip)
+
+    def _update(self, *, lr: float, step: int, skip: Tensor | None) -> None:
         self._step.fill_(step)  # exact up to 2^24 updates
         for (data, grad, exp_avg, exp_avg_sq), decay in self._segments:
             torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
@@ -108,6 +146,23 @@ class AdamW:
             )
         for name, tensor in own.items():
             tensor.copy_(saved.tensors[name])
+
+
+@torch.no_grad()
+def mix(data_NP: Tensor, shares_NN: Tensor, *, skip: Tensor | None = None) -> None:
+    """Replace every model's weights by its shares of all models' weights, in place.
+
+    Args:
+        data_NP: Weights.
+        shares_NN: Row i mixes model i.
+        skip: Scalar on the device; where it is 1 nothing changes.
+    """
+    if skip is not None:
+        keep = torch.eye(len(shares_NN), dtype=shares_NN.dtype, device=shares_NN.device)
+        shares_NN = torch.where(skip > 0, keep, shares_NN)
+    size = MIXED_COLUMNS if data_NP.device.type == "cpu" else data_NP.shape[1]
+    for columns_NC in data_NP.split(size, dim=1):
+        columns_NC.copy_(shares_NN @ columns_NC)
 
 
 def reference_step(

@@ -1,4 +1,4 @@
-"""Gradient norms, clipping per local model, and the names of gradients that are not numbers.
+"""Gradient norms, clipping factors, and the names of gradients that are not numbers.
 
 Shapes: N local models, P parameters of one model, C blocks.
 """
@@ -23,24 +23,19 @@ class Place(Protocol):
     def size(self) -> int: ...
 
 
-@torch.no_grad()
-def clip_gradients(grad_NP: Tensor, *, max_norm: float | None) -> Tensor:
-    """Scale each local model's gradients down to `max_norm`, in place, where they are longer.
+def clip_factors(norm_N: Tensor, *, max_norm: float) -> Tensor:
+    """Return what scales each local model's gradients down to `max_norm` where they are longer.
 
     Args:
-        grad_NP: float32 gradients.
-        max_norm: Largest Euclidean norm of a row; None measures only.
+        norm_N: Euclidean norms of the gradients.
+        max_norm: Largest norm that is wanted.
 
     Returns:
-        float32 norms [N] before clipping, on the gradients' device; not finite where any
-        gradient of that model is not. Such a row is left unscaled, so that it can be looked at.
+        float32 [N], at most 1. A norm that is not finite gives 1, so that its gradients stay as
+        they are and can be looked at.
     """
-    norm_N = gradient_norms(grad_NP)
-    if max_norm is not None:
-        factor_N = (max_norm / norm_N).clamp(max=1.0)
-        factor_N = torch.where(torch.isfinite(norm_N), factor_N, 1.0)
-        grad_NP.mul_(factor_N[:, None])
-    return norm_N
+    factor_N = (max_norm / norm_N).clamp(max=1.0)
+    return torch.where(torch.isfinite(norm_N), factor_N, 1.0)
 
 
 @torch.no_grad()

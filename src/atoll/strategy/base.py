@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from atoll.optim.adamw import Mixing
 from atoll.tensors import Snapshot
 
 
@@ -58,8 +59,8 @@ class Strategy(Protocol):
     """How local models share what they learn.
 
     Per update the loop runs each forward and backward inside `microbatch`, then calls
-    `before_update`, clips, updates, and calls `after_update`. A result that overlaps with
-    computation is applied at launch + tau, never on arrival, so that timing does not decide
+    `before_update`, clips, updates with `mixing`, and calls `after_update`. A result that overlaps
+    with computation is applied at launch + tau, never on arrival, so that timing does not decide
     numbers.
     """
 
@@ -87,8 +88,21 @@ class Strategy(Protocol):
         """Gradients are summed: reduce them (ddp) or mix parameters (awc)."""
         ...
 
+    def mixing(self, round: Round) -> Mixing | None:
+        """Return how the inner update of packed models mixes them; None where it does not.
+
+        The buffers are the strategy's own and stay where they are: a captured update reads them
+        again. Whether a run mixes, and when, is the same in all its updates; how, is not.
+        """
+        ...
+
     def after_update(self, round: Round) -> Traffic:
         """The inner update is done: mix (atc) or take the outer step (diloco) when one is due."""
+        ...
+
+    def exchanges_after(self, step: int) -> bool:
+        """Return whether `after_update` changes weights at `step`: then it must be known by then
+        that the update was good, which on a GPU means to wait for it."""
         ...
 
     def evaluation_weights(self, step: int) -> Mapping[str, torch.Tensor]:
@@ -96,6 +110,18 @@ class Strategy(Protocol):
 
         Named and shaped as in a model of one; read-only and valid until the next update, since
         they may be the live weights. Every rank calls it at the same step: it may exchange.
+        """
+        ...
+
+    def measures(self, step: int) -> Mapping[str, torch.Tensor | float]:
+        """Return figures about what passes between the models, as scalars; empty for one model.
+
+        Args:
+            step: The last update.
+
+        Returns:
+            By name: `consensus_distance`, the root mean square over models of the distance to
+            their mean, and `mixing_weight`, the share of the exchange that was applied.
         """
         ...
 

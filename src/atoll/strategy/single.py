@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from atoll.errors import StateMismatchError
+from atoll.optim.adamw import Mixing
 from atoll.strategy.base import Round, Traffic
 from atoll.tensors import Snapshot
 
@@ -31,8 +32,17 @@ class Single:
     def before_update(self, round: Round) -> Traffic:
         return Traffic()
 
+    def mixing(self, round: Round) -> Mixing | None:
+        return None
+
     def after_update(self, round: Round) -> Traffic:
         return Traffic()
+
+    def exchanges_after(self, step: int) -> bool:
+        return False
+
+    def measures(self, step: int) -> Mapping[str, torch.Tensor | float]:
+        return {}
 
     def evaluation_weights(self, step: int) -> Mapping[str, torch.Tensor]:
         """Return the live weights themselves."""

@@ -59,6 +59,10 @@ class Guard:
         self.skip.copy_(torch.maximum(self.skip, bad.float()))
         return False
 
+    def tripped(self) -> bool:
+        """Return whether an update was bad; waits for the device."""
+        return self.skip is not None and bool(self.skip)
+
     def read(self) -> tuple[list[Scalars], Scalars | None]:
         """Return the scalars since the last read, and the first bad one; waits for the device."""
         if not self._pending:

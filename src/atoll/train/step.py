@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.data.batch import Batch, Loader
-from atoll.optim.clip import clip_gradients, non_finite_names
+from atoll.optim.clip import clip_factors, gradient_norms, non_finite_names
 from atoll.strategy.base import Round, Traffic
 from atoll.train.guard import Guard, Scalars, raise_non_finite
 from atoll.train.state import TrainState
@@ -84,10 +84,19 @@ class Update:
         moment = Round(step, plan.generation, plan.members)
         loss_N = self._backward(state.cursor)
         traffic = state.strategy.before_update(moment)
-        norm_N = clip_gradients(state.model.arena.grad_NP, max_norm=plan.grad_clip)
+        norm_N = gradient_norms(state.model.arena.grad_NP)
         if self._guard.note(step, state.cursor, loss_N, norm_N):
             self.read()
-        state.optimizer.step(lr=lr, step=step, skip=self._guard.skip)
+        clip = plan.grad_clip
+        state.optimizer.step(
+            lr=lr,
+            step=step,
+            factor_N=None if clip is None else clip_factors(norm_N, max_norm=clip),
+            mixing=state.strategy.mixing(moment),
+            skip=self._guard.skip,
+        )
+        if state.strategy.exchanges_after(step) and self._guard.tripped():
+            self.read()
         traffic += state.strategy.after_update(moment)
         state.step, state.cursor = step, state.cursor + plan.rows
         return traffic
