@@ -111,7 +111,7 @@ def fault_of(*sets):
         (
             ["strategy.kind=gossip", "strategy.scheme=awc"],
             "strategy.kind gossip needs strategy.topology. "
-            "Set it to complete or one_peer_ring or one_peer_exponential.",
+            "Set it to complete or one_peer_ring or one_peer_exponential or one_peer_base2.",
         ),
         (
             ["strategy.kind=gossip", "strategy.topology=complete"],
@@ -123,7 +123,27 @@ def fault_of(*sets):
             "Set strategy.topology to null, or strategy.kind to gossip.",
         ),
         (
-            ["strategy.placement=packed"],
+            ["strategy.consensus_power=1"],
+            "strategy.consensus_power 1.0 has no effect with strategy.kind single. "
+            "Set strategy.consensus_power to null, or strategy.kind to gossip.",
+        ),
+        (
+            ["strategy.consensus_start_fraction=0.5"],
+            "strategy.consensus_start_fraction 0.5 has no effect without strategy.consensus_power. "
+            "Set that too, or strategy.consensus_start_fraction to 0.",
+        ),
+        (
+            ["strategy.placement=packed", "strategy.models=2"],
+            "strategy.placement packed needs local models that exchange, and strategy.kind is "
+            "single. Set strategy.kind to gossip or diloco, or strategy.placement to ranks.",
+        ),
+        (
+            ["strategy.placement=packed", "strategy.models=2", "strategy.kind=ddp"],
+            "strategy.placement packed needs local models that exchange, and strategy.kind is "
+            "ddp. Set strategy.kind to gossip or diloco, or strategy.placement to ranks.",
+        ),
+        (
+            ["strategy.placement=packed", "strategy.kind=diloco"],
             "strategy.placement packed holds 1 local model; it needs at least 2. "
             "Set strategy.models to 2 or more, or strategy.placement to ranks.",
         ),

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from atoll.config.base import BrokenRule, Section, refuse
 
-Topology = Literal["complete", "one_peer_ring", "one_peer_exponential"]
+Topology = Literal["complete", "one_peer_ring", "one_peer_exponential", "one_peer_base2"]
 Scheme = Literal["awc", "atc"]
 
 
@@ -21,9 +21,18 @@ class StrategyConfig(Section):
     models: int = Field(default=1, ge=1)
     """Packed local models."""
     topology: Topology | None = None
-    """Who mixes with whom (`gossip`)."""
+    """Who mixes with whom (`gossip`): all models with all, or each with at most one peer in an
+    update. `one_peer_exponential` averages a power of two of models exactly in log2(`models`)
+    updates, `one_peer_base2` any number of them in a few more."""
     scheme: Scheme | None = None
     """Mix before the inner update (awc) or after it (atc)."""
+    consensus_power: float | None = Field(default=None, gt=0)
+    """Adaptive consensus (`gossip`): the share gamma of the exchange that is applied is the rate of
+    the update over the peak rate, to this power; each model keeps 1 - gamma of its own weights on
+    top. null applies all of it."""
+    consensus_start_fraction: float = Field(default=0.0, ge=0, lt=1)
+    """Share of all updates before adaptive consensus begins; all of the exchange is applied until
+    then."""
     local_steps: int = Field(default=32, ge=1)
     """Updates between two outer steps (`diloco`)."""
     outer_lr: float = Field(default=0.7, gt=0)
@@ -51,6 +60,34 @@ def _broken_rules(strategy: StrategyConfig) -> Iterator[BrokenRule]:
                 f"strategy.{name} {value} has no effect with strategy.kind {strategy.kind}. "
                 f"Set strategy.{name} to null, or strategy.kind to gossip.",
             )
+    yield from _consensus_rules(strategy)
+    yield from _placement_rules(strategy)
+
+
+def _consensus_rules(strategy: StrategyConfig) -> Iterator[BrokenRule]:
+    power, start = strategy.consensus_power, strategy.consensus_start_fraction
+    if strategy.kind != "gossip" and power is not None:
+        yield BrokenRule(
+            ("kind", "consensus_power"),
+            f"strategy.consensus_power {power} has no effect with strategy.kind {strategy.kind}. "
+            "Set strategy.consensus_power to null, or strategy.kind to gossip.",
+        )
+    if power is None and start > 0:
+        yield BrokenRule(
+            ("consensus_power", "consensus_start_fraction"),
+            f"strategy.consensus_start_fraction {start} has no effect without "
+            "strategy.consensus_power. Set that too, or strategy.consensus_start_fraction to 0.",
+        )
+
+
+def _placement_rules(strategy: StrategyConfig) -> Iterator[BrokenRule]:
+    if strategy.placement == "packed" and strategy.kind in ("single", "ddp"):
+        yield BrokenRule(
+            ("placement", "kind"),
+            f"strategy.placement packed needs local models that exchange, and strategy.kind is "
+            f"{strategy.kind}. Set strategy.kind to gossip or diloco, or strategy.placement to "
+            "ranks.",
+        )
     if strategy.placement == "packed" and strategy.models < 2:
         yield BrokenRule(
             ("placement", "models"),

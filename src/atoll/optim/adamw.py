@@ -3,6 +3,7 @@
 Shapes: N local models, P parameters of one model.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,8 @@ class AdamW:
     torch's fused kernel, so the number of parameters does not matter for speed. Nothing but the
     moments is remembered: rate and step number come with each call.
 
+    With `kernels` all of it, clipping and mixing included, is one pass of a kernel of our own.
+
     Attributes:
         exp_avg_NP: float32 first moments.
         exp_avg_sq_NP: float32 second moments.
@@ -46,7 +49,13 @@ class AdamW:
     """
 
     def __init__(
-        self, data_NP: Tensor, grad_NP: Tensor, *, decay_size: int, config: OptimizerConfig
+        self,
+        data_NP: Tensor,
+        grad_NP: Tensor,
+        *,
+        decay_size: int,
+        config: OptimizerConfig,
+        kernels: bool = False,
     ) -> None:
         """Start with moments of zero.
 
@@ -55,6 +64,7 @@ class AdamW:
             grad_NP: float32 gradients of the same shape.
             decay_size: Columns [0, decay_size) take weight decay; the others none.
             config: Betas, eps and decay.
+            kernels: Whether to use `atoll.optim.adamw_kernel`; it needs CUDA and triton.
         """
         assert data_NP.shape == grad_NP.shape, (data_NP.shape, grad_NP.shape)
         assert 0 <= decay_size <= data_NP.shape[1], decay_size
@@ -62,6 +72,8 @@ class AdamW:
         self.exp_avg_sq_NP = torch.zeros_like(data_NP)
         self._config = config
         self._data_NP, self._grad_NP = data_NP, grad_NP
+        self._decay_size, self._kernels = decay_size, kernels
+        self._scalars_3 = torch.zeros(3, dtype=torch.float32, device=data_NP.device)
         self._step = torch.zeros((), dtype=torch.float32, device=data_NP.device)
         tensors = (data_NP, grad_NP, self.exp_avg_NP, self.exp_avg_sq_NP)
         decayed = [_rows(tensor[:, :decay_size]) for tensor in tensors]
@@ -92,6 +104,10 @@ class AdamW:
             skip: float32 scalar on the device; where it is 1 no weight and no moment changes. It
                 lets a bad gradient be held back without asking the device about it.
         """
+        if self._kernels:
+            self.prepare(lr=lr, step=step)
+            self.apply(factor_N=factor_N, mixing=mixing, skip=skip)
+            return
         if factor_N is not None:
             self._grad_NP.mul_(factor_N[:, None])
         if mixing is not None and mixing.before:
@@ -99,6 +115,33 @@ class AdamW:
         self._update(lr=lr, step=step, skip=skip)
         if mixing is not None and not mixing.before:
             mix(self._data_NP, mixing.shares_NN, skip=skip)
+
+    def prepare(self, *, lr: float, step: int) -> None:
+        """Put the numbers of one update where `apply` reads them; not part of a captured update."""
+        root = math.sqrt(1 - self._config.beta2**step)
+        scalars = (lr, lr / (1 - self._config.beta1**step), 1 / root)
+        for place, value in zip(self._scalars_3, scalars, strict=True):
+            place.fill_(value)
+
+    def apply(self, *, factor_N: Tensor | None, mixing: Mixing | None, skip: Tensor | None) -> None:
+        """Make the prepared update, with `kernels` only; may be captured and replayed."""
+        from atoll.optim.adamw_kernel import adamw
+
+        adamw(
+            self._data_NP,
+            self._grad_NP,
+            self.exp_avg_NP,
+            self.exp_avg_sq_NP,
+            self._scalars_3,
+            decay_size=self._decay_size,
+            betas=(self._config.beta1, self._config.beta2),
+            eps=self._config.eps,
+            weight_decay=self._config.weight_decay,
+            factor_N=factor_N,
+            shares_NN=None if mixing is None else mixing.shares_NN,
+            before=mixing is not None and mixing.before,
+            skip=skip,
+        )
 
     def _update(self, *, lr: float, step: int, skip: Tensor | None) -> None:
         self._step.fill_(step)  # exact up to 2^24 updates
@@ -157,12 +200,12 @@ def mix(data_NP: Tensor, shares_NN: Tensor, *, skip: Tensor | None = None) -> No
         shares_NN: Row i mixes model i.
         skip: Scalar on the device; where it is 1 nothing changes.
     """
-    if skip is not None:
-        keep = torch.eye(len(shares_NN), dtype=shares_NN.dtype, device=shares_NN.device)
-        shares_NN = torch.where(skip > 0, keep, shares_NN)
     size = MIXED_COLUMNS if data_NP.device.type == "cpu" else data_NP.shape[1]
     for columns_NC in data_NP.split(size, dim=1):
-        columns_NC.copy_(shares_NN @ columns_NC)
+        mixed_NC = shares_NN @ columns_NC
+        if skip is not None:
+            mixed_NC = torch.where(skip > 0, columns_NC, mixed_NC)
+        columns_NC.copy_(mixed_NC)
 
 
 def reference_step(

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from atoll.model.llama import Llama
 from atoll.optim.adamw import AdamW
 from atoll.runner.progress import Progress
 from atoll.strategy.build import build_strategy
+from atoll.strategy.consensus import mixing_weight
 from atoll.train.binding import binding_facts
 from atoll.train.device import resolve_amp, resolve_compile
 from atoll.train.loop import TrainPlan
@@ -75,6 +77,7 @@ class Job:
                 grad_clip=self.config.optimizer.grad_clip,
                 amp=self.amp,
                 compiled=self.binding["compiled"],
+                members=tuple(range(self.config.strategy.models)),
             ),
             optimizer=self.config.optimizer,
             schedule=self.config.lr_schedule,
@@ -98,6 +101,7 @@ def build(config: RunConfig, cache: Cache, device: torch.device) -> Iterator[Job
         where=str(cache.folder),
     )
     budget = plan_budget(config)
+    _tell_unfinished_round(config, budget)
     amp = resolve_amp(config.runtime.amp, device)
     with ExitStack() as stack:
         loader = stack.enter_context(open_split(config, cache, device, "train"))
@@ -147,7 +151,28 @@ def new_state(config: RunConfig, device: torch.device) -> TrainState:
     optimizer = AdamW(
         arena.data_NP, arena.grad_NP, decay_size=arena.decay_size, config=config.optimizer
     )
-    return TrainState(0, 0, model, optimizer, build_strategy(config.strategy, model))
+    weight = partial(
+        mixing_weight,
+        strategy=config.strategy,
+        total_steps=plan_budget(config).total_steps,
+        optimizer=config.optimizer,
+        schedule=config.lr_schedule,
+    )
+    strategy = build_strategy(config.strategy, model, weight=weight)
+    return TrainState(0, 0, model, optimizer, strategy)
+
+
+def _tell_unfinished_round(config: RunConfig, budget: Budget) -> None:
+    strategy = config.strategy
+    over = budget.total_steps % strategy.local_steps
+    if strategy.kind == "diloco" and over:
+        logger.info(
+            "the run ends %d updates after its last outer step (%d updates, strategy.local_steps "
+            "%d): what is judged and exported at its end is the average of the local models",
+            over,
+            budget.total_steps,
+            strategy.local_steps,
+        )
 
 
 def open_or_prepare(config: RunConfig, progress: Progress) -> Cache:

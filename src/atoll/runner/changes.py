@@ -8,6 +8,7 @@ from atoll.config.schema import RunConfig
 from atoll.errors import StateMismatchError
 from atoll.files import identity
 from atoll.optim.schedule import same_rates
+from atoll.strategy.consensus import first_other_weight
 
 FREE = frozenset(
     {
@@ -42,8 +43,8 @@ def config_identity(config: RunConfig) -> str:
 def check_changes(was: RunConfig, now: RunConfig, *, step: int) -> None:
     """Refuse a resumed recipe that would train otherwise than the one it goes on from.
 
-    A longer budget is allowed where the schedule gives every update made so far the rate it had;
-    more passes are, since they add rows behind those that exist.
+    A longer budget is allowed where the schedule gives every update made so far the rate it had,
+    and adaptive consensus the share; more passes are, since they add rows behind those that exist.
 
     Args:
         was: The recipe of the checkpoint.
@@ -78,12 +79,21 @@ def _budget_problem(was: RunConfig, now: RunConfig, step: int) -> str | None:
     first = same_rates(
         step, old_total=old, new_total=new, optimizer=now.optimizer, schedule=now.lr_schedule
     )
-    if first is None:
-        return None
-    return (
-        f" ({now.lr_schedule.name} gives update {first} another rate when the run has {new} "
-        f"updates and not {old}, and {step} were made)"
-    )
+    if first is not None:
+        cause = f"{now.lr_schedule.name} gives update {first} another rate"
+    else:
+        first = first_other_weight(
+            step,
+            old_total=old,
+            new_total=new,
+            strategy=now.strategy,
+            optimizer=now.optimizer,
+            schedule=now.lr_schedule,
+        )
+        if first is None:
+            return None
+        cause = f"strategy.consensus_start_fraction gives update {first} another share of mixing"
+    return f" ({cause} when the run has {new} updates and not {old}, and {step} were made)"
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

@@ -1,21 +1,39 @@
 """The one place where a recipe's strategy becomes an object."""
 
-from torch import nn
+from collections.abc import Callable
 
 from atoll.config.strategy import StrategyConfig
 from atoll.errors import UnavailableError
+from atoll.model.llama import Llama
 from atoll.strategy.base import Strategy
+from atoll.strategy.diloco import PackedDiloco
+from atoll.strategy.gossip import PackedGossip
 from atoll.strategy.single import Single
 
 
-def build_strategy(config: StrategyConfig, model: nn.Module) -> Strategy:
+def build_strategy(
+    config: StrategyConfig, model: Llama, *, weight: Callable[[int], float] | None = None
+) -> Strategy:
     """Return the strategy that `config` describes, for `model` with the weights it starts from.
+
+    Args:
+        config: What passes between local models.
+        model: All local models of this process.
+        weight: Share of an update's exchange that is applied, by the update's number
+            (`mixing_weight`); read where `config.consensus_power` is set, and needed there.
 
     Raises:
         UnavailableError: This version does not train that way; names the setting.
     """
     check_strategy(config)
-    return Single(model)
+    match config.kind:
+        case "gossip":
+            gamma = None if config.consensus_power is None else weight
+            return PackedGossip(model.arena, config, weight=gamma)
+        case "diloco":
+            return PackedDiloco(model.arena, config)
+        case _:
+            return Single(model)
 
 
 def check_strategy(config: StrategyConfig) -> None:
@@ -25,17 +43,20 @@ def check_strategy(config: StrategyConfig) -> None:
         UnavailableError: This version does not train that way; names the setting.
     """
     match config:
-        case StrategyConfig(placement="packed", models=models):
-            found = f"strategy.placement is packed with strategy.models {models}"
-            raise _unavailable(found, "packed training")
         case StrategyConfig(kind="single"):
             return
+        case StrategyConfig(kind="gossip" | "diloco", placement="packed"):
+            return
+        case StrategyConfig(kind="gossip" | "diloco" as kind):
+            raise UnavailableError(
+                f"strategy.kind is {kind} with strategy.placement ranks: {kind} between processes "
+                "is not available in this version.",
+                hint="pack the local models on one device: strategy.placement=packed and "
+                "strategy.models=2 or more",
+            )
         case StrategyConfig(kind=kind):
-            raise _unavailable(f"strategy.kind is {kind}", f"{kind} training")
-
-
-def _unavailable(found: str, what: str) -> UnavailableError:
-    return UnavailableError(
-        f"{found}: {what} is not available in this version.",
-        hint="train one model: strategy.kind=single strategy.placement=ranks strategy.models=1",
-    )
+            raise UnavailableError(
+                f"strategy.kind is {kind}: {kind} training is not available in this version.",
+                hint="train one model (strategy.kind=single), or local models on one device "
+                "(strategy.placement=packed with strategy.kind gossip or diloco)",
+            )

@@ -1,0 +1,1 @@
+"""Who exchanges with whom, and what that sends."""
