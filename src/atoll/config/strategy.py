@@ -23,7 +23,7 @@ class StrategyConfig(Section):
     topology: Topology | None = None
     """Who mixes with whom (`gossip`): all models with all, or each with at most one peer in an
     update. `one_peer_exponential` averages a power of two of models exactly in log2(`models`)
-    updates, `one_peer_base2` any number of them in a few more."""
+    updates, `one_peer_base2` any number of them in about twice as many."""
     scheme: Scheme | None = None
     """Mix before the inner update (awc) or after it (atc)."""
     consensus_power: float | None = Field(default=None, gt=0)

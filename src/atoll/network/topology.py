@@ -95,7 +95,7 @@ def mixing_schedule(topology: Topology, num_models: int) -> MixingSchedule:
             offsets = [1 << k for k in range((num_models - 1).bit_length())]
             matrices = [_shifted(num_models, offset) for offset in offsets or [0]]
         case "one_peer_base2":
-            rounds = _base2_rounds(range(num_models))
+            rounds = _base2_rounds(num_models)
             matrices = [_paired(num_models, pairs) for pairs in rounds or [[]]]
     return MixingSchedule(tuple(matrices), reduces=False)
 
@@ -120,30 +120,33 @@ def _paired(num_models: int, pairs: Sequence[Pair]) -> NDArray[np.float64]:
     return matrix
 
 
-def _base2_rounds(models: Sequence[int]) -> list[list[Pair]]:
-    """Return rounds of pairs after which all `models` hold their common mean.
+def _base2_rounds(num_models: int) -> list[list[Pair]]:
+    """Return rounds of pairs after which all models hold their common mean.
 
-    The largest power of two of the models, the head, averages itself while the rest does the same
-    among its own. Then each of the rest pairs with one of the head and takes the share of it that
-    gives the common mean, handing over as much. What the head now lacks of that mean on average is
-    nothing, so that it ends by averaging itself once more.
+    The models are cut into parts of sizes that are powers of two, the largest first. Every part
+    averages itself. Then, one part after another, each model behind the part swaps with one of it,
+    taking the share that lifts what is behind to the common mean; the part has then that mean too,
+    on average, and ends by averaging itself once more. With p = floor(log2 N) that takes p rounds
+    where N is a power of two, and 2 p + 1 otherwise.
 
     Source: Takezawa et al., Beyond Exponential Graph: Communication-Efficient Topologies for
-    Decentralized Learning via Finite-time Convergence, section 4 (simple Base-2 graph).
+    Decentralized Learning via Finite-time Convergence, section 4.2 (simple Base-2 graph).
     """
-    head_size = 1 << (len(models).bit_length() - 1)
-    head, rest = models[:head_size], models[head_size:]
-    head_rounds = list(_hypercube_rounds(head))
-    if not rest:
-        return head_rounds
-    rest_rounds = _base2_rounds(rest)
-    length = max(len(head_rounds), len(rest_rounds))
-    together = [
-        [*_round(head_rounds, number), *_round(rest_rounds, number)] for number in range(length)
-    ]
-    share = len(head) / len(models)
-    meeting = [(a, b, share) for a, b in zip(head, rest, strict=False)]
-    return [*together, meeting, *head_rounds]
+    sizes = [1 << bit for bit in reversed(range(num_models.bit_length())) if num_models >> bit & 1]
+    head = sizes[0].bit_length() - 1
+    rounds: list[list[Pair]] = [[] for _ in range(head if len(sizes) == 1 else 2 * head + 1)]
+    start = 0
+    for number, size in enumerate(sizes):
+        part, rest = range(start, start + size), range(start + size, num_models)
+        if rest:
+            share = size / (num_models - start)
+            rounds[head + number] += [(a, b, share) for a, b in zip(part, rest, strict=False)]
+        met = head + min(number, len(sizes) - 2) + 1  # the last part meets those before it only
+        for begin in [0] if len(sizes) == 1 else [0, met]:
+            for offset, pairs in enumerate(_hypercube_rounds(part)):
+                rounds[begin + offset] += pairs
+        start += size
+    return rounds
 
 
 def _hypercube_rounds(models: Sequence[int]) -> Iterator[list[Pair]]:
@@ -152,7 +155,3 @@ def _hypercube_rounds(models: Sequence[int]) -> Iterator[list[Pair]]:
         yield [
             (models[i], models[i | 1 << bit], 0.5) for i in range(len(models)) if not i >> bit & 1
         ]
-
-
-def _round(rounds: list[list[Pair]], number: int) -> list[Pair]:
-    return rounds[number] if number < len(rounds) else []
