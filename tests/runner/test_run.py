@@ -176,7 +176,7 @@ def test_second_run_in_a_folder_is_refused_with_both_ways_on(finished, recipe):
     [
         {"kind": "ddp"},
         {"kind": "diloco"},
-        {"placement": "packed", "models": 2},
+        {"kind": "gossip", "topology": "complete", "scheme": "atc"},
     ],
 )
 def test_strategies_of_later_versions_are_refused_before_anything_is_made(recipe, strategy):

@@ -1,13 +1,15 @@
 """Switches, devices and the binding."""
 
+import dataclasses
 import os
 
 import pytest
 import torch
 
+from atoll.config.runtime import RuntimeConfig
 from atoll.errors import UnavailableError, UsageError
 from atoll.train.binding import binding_facts, environment_facts, source_hash
-from atoll.train.device import resolve_amp, resolve_compile, resolve_device
+from atoll.train.device import Execution, resolve_amp, resolve_device, resolve_execution
 from atoll.train.exact import torch_switches
 
 CPU = torch.device("cpu")
@@ -68,14 +70,22 @@ def test_automatic_settings_on_a_cpu():
     assert resolve_device("cpu") == CPU
     assert resolve_amp("auto", CPU) is None
     assert resolve_amp("bf16", CPU) is torch.bfloat16
-    assert not resolve_compile("auto", CPU)
-    assert resolve_compile(True, CPU)
+    assert resolve_execution(RuntimeConfig(), CPU) == EAGER
+    assert resolve_execution(RuntimeConfig(compile=True), CPU).compiled
+
+
+@pytest.mark.parametrize("name", ["kernels", "capture"])
+def test_what_only_a_gpu_can_do_is_refused_on_a_cpu_by_name(name):
+    with pytest.raises(UnavailableError, match=rf"runtime\.{name} is true.*cpu is no CUDA device"):
+        resolve_execution(RuntimeConfig(**{name: True}), CPU)
+
+
+EAGER = Execution(amp=None, kernels=False, compiled=False, captured=False)
 
 
 def facts(**changes):
-    return binding_facts(
-        **{"device": CPU, "amp": None, "compiled": False, "seeds": {"runtime.seed": 0}} | changes
-    )
+    execution = Execution(**{**dataclasses.asdict(EAGER), **changes})
+    return binding_facts(device=CPU, execution=execution, seeds={"runtime.seed": 0})
 
 
 def test_binding_is_equal_for_equal_settings_and_names_what_differs():

@@ -141,7 +141,7 @@ def _torch_checks(config: RunConfig) -> Iterator[Check]:
     try:
         import torch
 
-        from atoll.train.device import resolve_amp, resolve_device
+        from atoll.train.device import resolve_device, resolve_execution
     except (ImportError, OSError) as error:
         remedy = "install torch again, into a fresh environment"
         yield Check("torch import", "broken", f"fails: {error}", remedy)
@@ -158,11 +158,13 @@ def _torch_checks(config: RunConfig) -> Iterator[Check]:
     yield Check("threads", "ok", f"{torch.get_num_threads()} of torch on {usable_cores()} cores")
     try:
         device = resolve_device(config.runtime.device)
-        amp = resolve_amp(config.runtime.amp, device)
+        execution = resolve_execution(config.runtime, device)
     except UnavailableError as error:
         yield Check("runtime.device", "broken", error.message, error.hint)
     else:
-        found = f"{config.runtime.device} is {device} with {amp or torch.float32}"
+        ways = [name for name in ("kernels", "compiled", "captured") if getattr(execution, name)]
+        found = f"{config.runtime.device} is {device} with {execution.amp or torch.float32}"
+        found += f"; updates are {' and '.join(ways) or 'eager'}"
         yield Check("runtime.device", "ok", found)
 
 

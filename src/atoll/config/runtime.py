@@ -1,12 +1,13 @@
 """Sections `evaluation` and `runtime`."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from atoll.config.base import Section
+from atoll.config.base import BrokenRule, Section, refuse
 
 
 class EvaluationConfig(Section):
@@ -31,8 +32,13 @@ class RuntimeConfig(Section):
     """cpu, cuda, cuda:N, mps, or `auto`: the first of cuda, mps and cpu that is here."""
     amp: Literal["auto", "none", "bf16"] = "auto"
     """Autocast type of matrix products; `auto` is bf16 on CUDA and none elsewhere."""
+    kernels: bool | Literal["auto"] = "auto"
+    """Whether forward, backward and the optimizer go through atoll's own GPU kernels, which need \
+CUDA, bf16 and triton; `auto` does so where they are and `compile` is not true."""
     compile: bool | Literal["auto"] = "auto"
-    """Whether the update is compiled; `auto` does so on CUDA."""
+    """Whether forward and backward are compiled; `auto` does so on CUDA without `kernels`."""
+    capture: bool | Literal["auto"] = "auto"
+    """Whether the whole update is recorded once as a CUDA graph; `auto` does so with `kernels`."""
     cpu_threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads of CPU kernels. Default: what torch chooses."""
     output_dir: Path = Path("runs/default")
@@ -40,9 +46,29 @@ class RuntimeConfig(Section):
     trackers: list[Literal["tensorboard", "wandb"]] = Field(default=[])
     """Writers of metrics besides metrics.jsonl; each is an extra."""
 
+    @model_validator(mode="after")
+    def _hold_rules(self) -> Self:
+        refuse(_broken_rules(self))
+        return self
+
     @field_validator("device")
     @classmethod
     def _device_is_known(cls, value: str) -> str:
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
             raise ValueError("it must be auto, cpu, cuda, cuda:N (N from 0) or mps")
         return value
+
+
+def _broken_rules(runtime: RuntimeConfig) -> Iterator[BrokenRule]:
+    if runtime.kernels is True and runtime.compile is True:
+        yield BrokenRule(
+            ("kernels", "compile"),
+            "runtime.kernels and runtime.compile are two ways of doing the same. "
+            "Set one of them to false.",
+        )
+    if runtime.capture is True and (runtime.kernels is False or runtime.compile is True):
+        yield BrokenRule(
+            ("capture", "kernels" if runtime.kernels is False else "compile"),
+            "runtime.capture needs atoll's own kernels. "
+            "Set runtime.kernels to auto and runtime.compile to auto, or runtime.capture to false.",
+        )

@@ -71,17 +71,23 @@ class Arena:
 
     def view(self, name: str) -> Tensor:
         """Return the weights under a canonical name, [N, *shape]; shares storage."""
-        return self._cut(self.data_NP, name)
+        return self.cut(self.data_NP, name)
 
     def grad_view(self, name: str) -> Tensor:
         """Return the gradients under a canonical name, [N, *shape]; shares storage."""
-        return self._cut(self.grad_NP, name)
+        return self.cut(self.grad_NP, name)
 
     def named(self) -> dict[str, Tensor]:
         """Return every view of the weights by canonical name, in layout order."""
         return {name: self.view(name) for name in self.slices}
 
-    def _cut(self, flat_NP: Tensor, name: str) -> Tensor:
+    def cut(self, flat_NP: Tensor, name: str) -> Tensor:
+        """Return [N, *shape] of a canonical name out of any tensor with the arena's columns.
+
+        Args:
+            flat_NP: [N, P], or its first columns as far as that name's.
+            name: The canonical name.
+        """
         place = self.slices[name]
         columns = flat_NP[:, place.offset : place.offset + place.size]
         return columns.view(self.num_models, *place.shape)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from atoll.config.model import ModelConfig
 from atoll.errors import UsageError
-from atoll.model import fused, rope
+from atoll.model import fused, gpu, rope
 from atoll.model.arena import Arena
 from atoll.model.attention import attention, document_mask
 from atoll.model.loss import weighted_loss
@@ -41,6 +41,7 @@ class Llama(nn.Module):
         device: torch.device | str = "cpu",
         seed: int | None = 0,
         trainable: bool = True,
+        kernels: bool = False,
     ) -> None:
         """Allocate and initialize all weights.
 
@@ -51,9 +52,12 @@ class Llama(nn.Module):
             seed: Run seed that the initial weights derive from, whatever N and device; None
                 leaves zeros for a loader to fill.
             trainable: Whether gradients exist; without them the module is for inference.
+            kernels: Whether a forward under bfloat16 autocast on CUDA, without document numbers,
+                goes through `atoll.model.gpu`; it needs triton.
         """
         super().__init__()
         self.config = config
+        self.kernels = kernels
         matrices, scales = layout(config)
         self.arena = Arena(
             matrices=matrices,
@@ -99,8 +103,17 @@ class Llama(nn.Module):
             positions_NBT: Positions within the document. Default: 0 ... T-1 in every row.
             documents_NBT: Document numbers; attention stays inside one. Default: one a row.
         """
-        x = self._features(inputs_NBT, positions_NBT, documents_NBT)
         models = self.arena.num_models
+        if self._takes_kernels(documents_NBT):
+            x_NMD, narrow_NP = gpu.features(self, inputs_NBT, positions_NBT, embed)
+            return gpu.weighted_loss(
+                x_NMD,
+                self.output_weight,
+                self.arena.cut(narrow_NP, "embedding" if self.head is None else "head"),
+                targets_NBT.reshape(models, -1),
+                None if weights_NBT is None else weights_NBT.reshape(models, -1),
+            )
+        x = self._features(inputs_NBT, positions_NBT, documents_NBT)
         return weighted_loss(
             x.view(models, -1, x.shape[-1]),
             self.output_weight,
@@ -148,6 +161,15 @@ class Llama(nn.Module):
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Zero the gradients in place; they are never None, whatever is asked."""
         self.arena.grad_NP.zero_()
+
+    def _takes_kernels(self, documents_NBT: Tensor | None) -> bool:
+        kind = self.arena.data_NP.device.type
+        return (
+            self.kernels
+            and documents_NBT is None
+            and torch.is_autocast_enabled(kind)
+            and torch.get_autocast_dtype(kind) == torch.bfloat16
+        )
 
     def _features(
         self, inputs_NBT: Tensor, positions_NBT: Tensor | None, documents_NBT: Tensor | None
@@ -198,6 +220,7 @@ class Llama(nn.Module):
             num_models=arena.num_models,
             device=arena.data_NP.device,
             trainable=arena.grad_NP.numel() > 0,
+            kernels=self.kernels,
         )
         copy.arena.data_NP.copy_(arena.data_NP)
         copy.arena.grad_NP.copy_(arena.grad_NP)

@@ -218,11 +218,17 @@ def reference_step(
     config: OptimizerConfig,
     lr: float,
     step: int,
+    factor_N: Tensor | None = None,
+    mixing: Mixing | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return new weights and moments, written as the paper writes them: the twin of `AdamW.step`.
 
     Works in the precision of its inputs and changes none of them.
     """
+    if factor_N is not None:
+        grad_NP = grad_NP * factor_N.to(grad_NP.dtype)[:, None]
+    if mixing is not None and mixing.before:
+        data_NP = mixing.shares_NN.to(data_NP.dtype) @ data_NP
     decay_P = torch.zeros(data_NP.shape[1], dtype=data_NP.dtype, device=data_NP.device)
     decay_P[:decay_size] = config.weight_decay
     exp_avg_NP = config.beta1 * exp_avg_NP + (1 - config.beta1) * grad_NP
@@ -230,6 +236,8 @@ def reference_step(
     mean_NP = exp_avg_NP / (1 - config.beta1**step)
     square_NP = exp_avg_sq_NP / (1 - config.beta2**step)
     data_NP = data_NP * (1 - lr * decay_P) - lr * mean_NP / (square_NP.sqrt() + config.eps)
+    if mixing is not None and not mixing.before:
+        data_NP = mixing.shares_NN.to(data_NP.dtype) @ data_NP
     return data_NP, exp_avg_NP, exp_avg_sq_NP
 
 

@@ -24,7 +24,7 @@ from atoll.runner.progress import Progress
 from atoll.strategy.build import build_strategy
 from atoll.strategy.consensus import mixing_weight
 from atoll.train.binding import binding_facts
-from atoll.train.device import resolve_amp, resolve_compile
+from atoll.train.device import Execution, resolve_execution
 from atoll.train.loop import TrainPlan
 from atoll.train.state import TrainState
 from atoll.train.step import UpdatePlan
@@ -39,7 +39,7 @@ class Job:
     Attributes:
         config: The recipe.
         device: Where it computes.
-        amp: Autocast type, None for none.
+        execution: How it computes there.
         budget: Its updates.
         cache: Its tokens.
         tokenizer: What made them; it still gives the same ids.
@@ -51,7 +51,7 @@ class Job:
 
     config: RunConfig
     device: torch.device
-    amp: torch.dtype | None
+    execution: Execution
     budget: Budget
     cache: Cache
     tokenizer: Tokenizer
@@ -75,8 +75,9 @@ class Job:
                 rows=self.rows,
                 micro_rows=training.micro_batch_size,
                 grad_clip=self.config.optimizer.grad_clip,
-                amp=self.amp,
-                compiled=self.binding["compiled"],
+                amp=self.execution.amp,
+                compiled=self.execution.compiled,
+                captured=self.execution.captured,
                 members=tuple(range(self.config.strategy.models)),
             ),
             optimizer=self.config.optimizer,
@@ -102,7 +103,7 @@ def build(config: RunConfig, cache: Cache, device: torch.device) -> Iterator[Job
     )
     budget = plan_budget(config)
     _tell_unfinished_round(config, budget)
-    amp = resolve_amp(config.runtime.amp, device)
+    execution = resolve_execution(config.runtime, device)
     with ExitStack() as stack:
         loader = stack.enter_context(open_split(config, cache, device, "train"))
         rows = config.training.batch_tokens // config.model.context_length
@@ -119,17 +120,16 @@ def build(config: RunConfig, cache: Cache, device: torch.device) -> Iterator[Job
         yield Job(
             config=config,
             device=device,
-            amp=amp,
+            execution=execution,
             budget=budget,
             cache=cache,
             tokenizer=tokenizer,
             loader=loader,
             validation=validation,
-            state=new_state(config, device),
+            state=new_state(config, device, kernels=execution.kernels),
             binding=binding_facts(
                 device=device,
-                amp=amp,
-                compiled=resolve_compile(config.runtime.compile, device),
+                execution=execution,
                 seeds={
                     "runtime.seed": config.runtime.seed,
                     "data.shuffle_seed": config.data.shuffle_seed,
@@ -139,17 +139,28 @@ def build(config: RunConfig, cache: Cache, device: torch.device) -> Iterator[Job
         )
 
 
-def new_state(config: RunConfig, device: torch.device) -> TrainState:
-    """Return the state before the first update."""
+def new_state(config: RunConfig, device: torch.device, *, kernels: bool = False) -> TrainState:
+    """Return the state before the first update.
+
+    Args:
+        config: The recipe.
+        device: Where it is to be.
+        kernels: Whether model and optimizer use atoll's own GPU kernels.
+    """
     model = Llama(
         config.model,
         num_models=config.strategy.models,
         device=device,
         seed=config.runtime.seed,
+        kernels=kernels,
     )
     arena = model.arena
     optimizer = AdamW(
-        arena.data_NP, arena.grad_NP, decay_size=arena.decay_size, config=config.optimizer
+        arena.data_NP,
+        arena.grad_NP,
+        decay_size=arena.decay_size,
+        config=config.optimizer,
+        kernels=kernels,
     )
     weight = partial(
         mixing_weight,

@@ -33,7 +33,7 @@ from atoll.runner.trackers import check_trackers, open_trackers
 from atoll.seeds import derive_seed
 from atoll.strategy.build import check_strategy
 from atoll.train.binding import environment_facts
-from atoll.train.device import resolve_compile, resolve_device
+from atoll.train.device import resolve_device, resolve_execution
 from atoll.train.exact import torch_switches
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def run(
         torch_switches(
             deterministic=runtime.deterministic,
             cpu_threads=runtime.cpu_threads,
-            compiled=resolve_compile(runtime.compile, device),
+            compiled=resolve_execution(runtime, device).compiled,
         ),
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         folder_lock(folder.path),
@@ -146,7 +146,7 @@ def _start(job: Job, found: Checkpoint | None) -> tuple[Totals, dict[str, Any] |
 
 def _check_fit(job: Job, folder: RunFolder, totals: Totals) -> None:
     check_disk(job.config, job.budget, folder.path, done_epochs=totals.epochs_done)
-    check_memory(job.config, job.device, amp=job.amp)
+    check_memory(job.config, job.device, amp=job.execution.amp)
 
 
 @contextmanager

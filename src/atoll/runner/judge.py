@@ -83,7 +83,7 @@ class Judge:
             rows=rows,
             batch_size=self.job.config.evaluation.batch_size,
             text_bytes=self.job.cache.manifest.splits["validation"].text_bytes,
-            amp=self.job.amp,
+            amp=self.job.execution.amp,
             should_stop=self.should_stop,
         )
 
@@ -94,7 +94,13 @@ def evaluation_model(state: TrainState) -> Llama:
     own = state.model.arena.named()
     if all(weights[name].data_ptr() == own[name].data_ptr() for name in own):
         return state.model
-    judged = Llama(state.model.config, device=state.model.arena.data_NP.device, trainable=False)
+    judged = Llama(
+        state.model.config,
+        device=state.model.arena.data_NP.device,
+        seed=None,
+        trainable=False,
+        kernels=state.model.kernels,
+    )
     with torch.no_grad():
         for name, view in judged.arena.named().items():
             view.copy_(weights[name])

@@ -13,6 +13,7 @@ import torch
 
 import atoll
 from atoll.files import identity, sha256_file
+from atoll.train.device import Execution
 
 DECISIVE = ("data", "model", "optim", "strategy", "train", "seeds.py", "tensors.py")
 """Rooms and modules whose code decides numbers."""
@@ -21,8 +22,7 @@ DECISIVE = ("data", "model", "optim", "strategy", "train", "seeds.py", "tensors.
 def binding_facts(
     *,
     device: torch.device,
-    amp: torch.dtype | None,
-    compiled: bool,
+    execution: Execution,
     seeds: dict[str, int],
     world: int = 1,
     rank: int = 0,
@@ -31,12 +31,12 @@ def binding_facts(
 
     Args:
         device: Where the run computes.
-        amp: Autocast type, None for none.
-        compiled: Whether forward and backward are compiled.
+        execution: How it computes there.
         seeds: Every seed of the recipe by its dotted name.
         world: Ranks.
         rank: This one.
     """
+    amp = execution.amp
     facts: dict[str, Any] = {
         "source_hash": source_hash(),
         "versions": versions(),
@@ -46,7 +46,9 @@ def binding_facts(
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "amp": None if amp is None else str(amp).removeprefix("torch."),
-        "compiled": compiled,
+        "kernels": execution.kernels,
+        "compiled": execution.compiled,
+        "captured": execution.captured,
         "seeds": seeds,
         "world": world,
         "rank": rank,

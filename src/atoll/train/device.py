@@ -1,9 +1,12 @@
 """Where a run computes, and what `auto` stands for there."""
 
+import importlib.util
 import re
+from dataclasses import dataclass
 
 import torch
 
+from atoll.config.runtime import RuntimeConfig
 from atoll.errors import UnavailableError, UsageError
 
 
@@ -63,9 +66,65 @@ def resolve_amp(amp: str, device: torch.device) -> torch.dtype | None:
     return torch.bfloat16
 
 
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How updates are computed on one device, with nothing left to choose.
+
+    Attributes:
+        amp: Autocast type of matrix products, None for none.
+        kernels: Whether atoll's own GPU kernels are used.
+        compiled: Whether forward and backward are compiled.
+        captured: Whether a whole update is one CUDA graph.
+    """
+
+    amp: torch.dtype | None
+    kernels: bool
+    compiled: bool
+    captured: bool
+
+
+def resolve_execution(runtime: RuntimeConfig, device: torch.device) -> Execution:
+    """Return what `runtime.amp`, `kernels`, `compile` and `capture` mean on `device`.
+
+    Raises:
+        UnavailableError: One was asked for that this device or installation cannot do.
+    """
+    amp = resolve_amp(runtime.amp, device)
+    lacking = _kernels_lack(device, amp)
+    if runtime.kernels is True and lacking:
+        raise UnavailableError(
+            f"runtime.kernels is true, and {lacking}.", hint="set runtime.kernels=auto"
+        )
+    kernels = runtime.kernels is not False and runtime.compile is not True and lacking is None
+    if runtime.capture is True and not kernels:
+        raise UnavailableError(
+            f"runtime.capture is true without atoll's own kernels: {lacking}.",
+            hint="set runtime.capture=auto",
+        )
+    compiled = runtime.compile
+    if compiled == "auto":
+        compiled = device.type == "cuda" and not kernels
+    return Execution(
+        amp=amp,
+        kernels=kernels,
+        compiled=bool(compiled),
+        captured=kernels and runtime.capture is not False,
+    )
+
+
 def resolve_compile(compile_setting: bool | str, device: torch.device) -> bool:
     """Return whether the update is compiled, given `runtime.compile`."""
     return device.type == "cuda" if compile_setting == "auto" else bool(compile_setting)
+
+
+def _kernels_lack(device: torch.device, amp: torch.dtype | None) -> str | None:
+    if device.type != "cuda":
+        return f"{device} is no CUDA device"
+    if amp != torch.bfloat16:
+        return "runtime.amp is not bf16"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    return None
 
 
 def wait_for(device: torch.device) -> None:

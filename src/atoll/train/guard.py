@@ -47,17 +47,19 @@ class Guard:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._pending: list[tuple[int, int, Tensor, Tensor]] = []
+        self._pending: list[tuple[int, int, Tensor]] = []
         self.skip = None if device.type == "cpu" else torch.zeros((), device=device)
 
-    def note(self, step: int, cursor: int, loss_N: Tensor, grad_norm_N: Tensor) -> bool:
-        """Remember one update's scalars; return whether it is known by now to be bad."""
-        self._pending.append((step, cursor, loss_N, grad_norm_N))
-        bad = ~(torch.isfinite(loss_N).all() & torch.isfinite(grad_norm_N).all())
-        if self.skip is None:
-            return bool(bad)
-        self.skip.copy_(torch.maximum(self.skip, bad.float()))
-        return False
+    def mark(self, scalars_2N: Tensor) -> None:
+        """Raise the flag where a loss or a gradient norm is not finite; may be captured."""
+        if self.skip is not None:
+            bad = ~torch.isfinite(scalars_2N).all()
+            self.skip.copy_(torch.maximum(self.skip, bad.float()))
+
+    def note(self, step: int, cursor: int, scalars_2N: Tensor) -> bool:
+        """Remember one update's losses and norms; return whether it is known by now to be bad."""
+        self._pending.append((step, cursor, scalars_2N))
+        return self.skip is None and not bool(torch.isfinite(scalars_2N).all())
 
     def tripped(self) -> bool:
         """Return whether an update was bad; waits for the device."""
@@ -67,11 +69,10 @@ class Guard:
         """Return the scalars since the last read, and the first bad one; waits for the device."""
         if not self._pending:
             return [], None
-        rows = torch.stack([torch.stack((loss, norm)) for _, _, loss, norm in self._pending])
-        values = rows.tolist()  # the one synchronisation
+        values = torch.stack([scalars for *_, scalars in self._pending]).tolist()  # the one wait
         found = [
             Scalars(step, cursor, tuple(losses), tuple(norms))
-            for (step, cursor, _, _), (losses, norms) in zip(self._pending, values, strict=True)
+            for (step, cursor, _), (losses, norms) in zip(self._pending, values, strict=True)
         ]
         self._pending.clear()
         return found, next((scalars for scalars in found if not _finite(scalars)), None)

@@ -3,7 +3,7 @@
 Shapes: N local models, B rows of one microbatch, T tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from atoll.data.batch import Batch, Loader
 from atoll.optim.clip import clip_factors, gradient_norms, non_finite_names
 from atoll.strategy.base import Round, Traffic
+from atoll.train.capture import WARM_UPDATES, Capture, Columns
 from atoll.train.guard import Guard, Scalars, raise_non_finite
 from atoll.train.state import TrainState
 
@@ -34,6 +35,8 @@ class UpdatePlan:
         grad_clip: Largest gradient norm of a local model, None for no limit.
         amp: Autocast type of matrix products, None for none.
         compiled: Whether forward and backward are compiled.
+        captured: Whether the whole update is recorded as a CUDA graph; the optimizer then has its
+            kernels, and the strategy exchanges nothing but what its `mixing` says.
         generation: Group starts so far.
         members: Ranks or packed models that exchange, ascending.
     """
@@ -43,6 +46,7 @@ class UpdatePlan:
     grad_clip: float | None
     amp: torch.dtype | None = None
     compiled: bool = False
+    captured: bool = False
     generation: int = 1
     members: tuple[int, ...] = (0,)
 
@@ -67,6 +71,9 @@ class Update:
             else module
         )
         self._guard = Guard(self._device)
+        self._divisors = _Divisors(models, self._device)
+        self._capture: Capture | None = None
+        self._warm = 0
 
     def run(self, *, lr: float) -> Traffic:
         """Make the next update; the device may still be at work on it when this returns.
@@ -82,19 +89,11 @@ class Update:
         state, plan = self._state, self._plan
         step = state.step + 1
         moment = Round(step, plan.generation, plan.members)
-        loss_N = self._backward(state.cursor)
-        traffic = state.strategy.before_update(moment)
-        norm_N = gradient_norms(state.model.arena.grad_NP)
-        if self._guard.note(step, state.cursor, loss_N, norm_N):
-            self.read()
-        clip = plan.grad_clip
-        state.optimizer.step(
-            lr=lr,
-            step=step,
-            factor_N=None if clip is None else clip_factors(norm_N, max_norm=clip),
-            mixing=state.strategy.mixing(moment),
-            skip=self._guard.skip,
-        )
+        microbatches = self._microbatches(state.cursor)
+        if plan.captured:
+            traffic = self._run_captured(microbatches, moment, lr)
+        else:
+            traffic = self._run_plain(microbatches, moment, lr)
         if state.strategy.exchanges_after(step) and self._guard.tripped():
             self.read()
         traffic += state.strategy.after_update(moment)
@@ -118,29 +117,96 @@ class Update:
         """Return the summed target weight of the update that begins at `cursor`."""
         return self._loader.weight(cursor, self._plan.rows)
 
-    def _backward(self, cursor: int) -> Tensor:
-        """Leave the gradients of one update in the arena and return the mean losses, [N]."""
+    def _run_plain(self, microbatches: Iterable[Columns], moment: Round, lr: float) -> Traffic:
+        state = self._state
+        loss_N = self._backward(microbatches)
+        traffic = state.strategy.before_update(moment)
+        scalars_2N = self._judge(loss_N)
+        if self._guard.note(moment.step, state.cursor, scalars_2N):
+            self.read()
+        state.optimizer.step(
+            lr=lr,
+            step=moment.step,
+            factor_N=self._clip_factors(scalars_2N),
+            mixing=state.strategy.mixing(moment),
+            skip=self._guard.skip,
+        )
+        return traffic
+
+    def _run_captured(self, microbatches: Iterable[Columns], moment: Round, lr: float) -> Traffic:
+        """Make the update by replaying a graph, which holds all but what depends on the step."""
+        state = self._state
+
+        def work(columns: list[Columns]) -> Tensor:
+            scalars_2N = self._judge(self._backward(columns))
+            state.optimizer.apply(
+                factor_N=self._clip_factors(scalars_2N),
+                mixing=state.strategy.mixing(moment),
+                skip=self._guard.skip,
+            )
+            return scalars_2N
+
+        traffic = state.strategy.before_update(moment)
+        state.optimizer.prepare(lr=lr, step=moment.step)
+        columns = list(microbatches)
+        if self._warm < WARM_UPDATES:
+            self._warm += 1
+            scalars_2N = work(columns)
+        else:
+            self._capture = self._capture or Capture(columns, work)
+            scalars_2N = self._capture.run(columns)
+        self._guard.note(moment.step, state.cursor, scalars_2N)
+        return traffic
+
+    def _microbatches(self, cursor: int) -> Iterator[Columns]:
+        """Yield what the forward takes for each microbatch of the update that begins at `cursor`.
+
+        Every local model reads rows of its own: model i those from cursor + i * rows / N on.
+        """
         state, rows = self._state, self._local_rows
         models = state.model.arena.num_models
         local = [self._loader.weight(cursor + i * rows, rows) for i in range(models)]
-        divisors = [
-            state.strategy.loss_divisor(local_weight=weight, update_weight=sum(local))
-            for weight in local
-        ]
-        state.model.zero_grad()
-        loss_N = torch.zeros(models, device=self._device)
+        self._divisors.set(
+            local,
+            [
+                state.strategy.loss_divisor(local_weight=weight, update_weight=sum(local))
+                for weight in local
+            ],
+        )
+        if self._micro_rows == rows:
+            yield _folded(self._loader.batch(cursor, models * rows), models)
+            return
         for start in range(0, rows, self._micro_rows):
-            batches = [
-                self._loader.batch(cursor + i * rows + start, self._micro_rows)
-                for i in range(models)
-            ]
-            last = start + self._micro_rows == rows
-            with state.strategy.microbatch(last=last):
+            yield _stacked(
+                [
+                    self._loader.batch(cursor + i * rows + start, self._micro_rows)
+                    for i in range(models)
+                ]
+            )
+
+    def _backward(self, microbatches: Iterable[Columns]) -> Tensor:
+        """Leave the gradients of one update in the arena and return the mean losses, [N]."""
+        state = self._state
+        state.model.zero_grad()
+        loss_N = torch.zeros(state.model.arena.num_models, device=self._device)
+        count = self._local_rows // self._micro_rows
+        for number, columns in enumerate(microbatches, start=1):
+            with state.strategy.microbatch(last=number == count):
                 with self._autocast():
-                    sum_N, _ = self._module(*_stacked(batches))
-                _scaled(sum_N, divisors).sum().backward()
-            loss_N += _scaled(sum_N.detach(), local)
+                    sum_N, _ = self._module(*columns)
+                (sum_N / self._divisors.loss_N).sum().backward()
+            loss_N += sum_N.detach() / self._divisors.weight_N
         return loss_N
+
+    def _judge(self, loss_N: Tensor) -> Tensor:
+        """Return losses and gradient norms, [2, N]; a bad one holds the weights still."""
+        scalars_2N = torch.stack((loss_N, gradient_norms(self._state.model.arena.grad_NP)))
+        self._guard.mark(scalars_2N)
+        return scalars_2N
+
+    def _clip_factors(self, scalars_2N: Tensor) -> Tensor | None:
+        max_norm = self._plan.grad_clip
+        return None if max_norm is None else clip_factors(scalars_2N[1], max_norm=max_norm)
 
     def _blame(self, bad: Scalars) -> list[tuple[int, str]]:
         """Return (local model, parameter) of every gradient of the bad update that is not finite.
@@ -150,7 +216,7 @@ class Update:
         """
         arena = self._state.model.arena
         if self._guard.skip is not None:
-            self._backward(bad.cursor)
+            self._backward(self._microbatches(bad.cursor))
         return non_finite_names(arena.grad_NP, arena.slices)
 
     def _autocast(self) -> Any:
@@ -159,19 +225,47 @@ class Update:
         return torch.autocast(self._device.type, dtype=self._plan.amp)
 
 
-def _scaled(values_N: Tensor, divisors: list[float]) -> Tensor:
-    """Divide each local model's value by its own number, without a copy to the device for one."""
-    if len(divisors) == 1:
-        return values_N / divisors[0]
-    return values_N / values_N.new_tensor(divisors)
+class _Divisors:
+    """What losses are divided by, where kernels read it; written only when it changes.
+
+    Attributes:
+        weight_N: float32 weights of each local model's rows: a loss divided by it is a mean.
+        loss_N: float32 divisors of the loss sums that gradients are formed of.
+    """
+
+    def __init__(self, num_models: int, device: torch.device) -> None:
+        self.weight_N = torch.ones(num_models, device=device)
+        self.loss_N = torch.ones(num_models, device=device)
+        self._held: tuple[list[float], list[float]] = ([], [])
+
+    def set(self, weights: list[float], divisors: list[float]) -> None:
+        """Hold these, one for each local model; does not wait for the device."""
+        if self._held == (weights, divisors):
+            return
+        self._held = (weights, divisors)
+        for place_N, values in ((self.weight_N, weights), (self.loss_N, divisors)):
+            for place, value in zip(place_N, values, strict=True):
+                place.fill_(value)
 
 
-def _stacked(batches: list[Batch]) -> list[Tensor | None]:
+def _folded(batch: Batch, models: int) -> Columns:
+    """Give consecutive rows a leading axis of N local models, without a copy."""
+    columns = (
+        batch.inputs_BT,
+        batch.targets_BT,
+        batch.weights_BT,
+        batch.positions_BT,
+        batch.documents_BT,
+    )
+    return [None if c is None else c.unflatten(0, (models, -1)) for c in columns]
+
+
+def _stacked(batches: list[Batch]) -> Columns:
     """Give the rows of N local models a leading N axis, in the order of `Llama.forward`."""
     columns = [
         (b.inputs_BT, b.targets_BT, b.weights_BT, b.positions_BT, b.documents_BT) for b in batches
     ]
-    stacked: list[Tensor | None] = []
+    stacked: Columns = []
     for parts in zip(*columns, strict=True):
         given = [part for part in parts if part is not None]
         assert len(given) in (0, len(parts)), "all local models have a column, or none has"
