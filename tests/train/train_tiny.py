@@ -1,14 +1,17 @@
 """A model, a loader and a state that are small enough to train in milliseconds."""
 
+from collections.abc import Callable
+
 import torch
 
 from atoll.config.model import ModelConfig
 from atoll.config.optimizer import LrScheduleConfig, OptimizerConfig
+from atoll.config.strategy import StrategyConfig
 from atoll.data.batch import IGNORE, Batch
 from atoll.model.llama import Llama
 from atoll.optim.adamw import AdamW
 from atoll.seeds import derive_seed
-from atoll.strategy.single import Single
+from atoll.strategy.build import build_strategy
 from atoll.train.loop import TrainPlan
 from atoll.train.state import TrainState
 from atoll.train.step import UpdatePlan
@@ -49,11 +52,19 @@ class RandomRows:
         return tokens[:-1], targets
 
 
-def make_state(*, seed: int = 0, device: str = "cpu") -> TrainState:
-    model = Llama(MODEL, seed=seed, device=device)
+def make_state(
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    strategy: StrategyConfig | None = None,
+    optimizer: OptimizerConfig = OPTIMIZER,
+    weight: Callable[[int], float] | None = None,
+) -> TrainState:
+    strategy = strategy or StrategyConfig()
+    model = Llama(MODEL, num_models=strategy.models, seed=seed, device=device)
     arena = model.arena
-    optimizer = AdamW(arena.data_NP, arena.grad_NP, decay_size=arena.decay_size, config=OPTIMIZER)
-    return TrainState(0, 0, model, optimizer, Single(model))
+    inner = AdamW(arena.data_NP, arena.grad_NP, decay_size=arena.decay_size, config=optimizer)
+    return TrainState(0, 0, model, inner, build_strategy(strategy, model, weight=weight))
 
 
 def make_plan(
@@ -65,11 +76,20 @@ def make_plan(
     grad_clip: float | None = 1.0,
     rest_steps: frozenset[int] = frozenset(),
     amp: torch.dtype | None = None,
+    models: int = 1,
+    optimizer: OptimizerConfig = OPTIMIZER,
 ) -> TrainPlan:
+    update = UpdatePlan(
+        rows=rows,
+        micro_rows=micro_rows,
+        grad_clip=grad_clip,
+        amp=amp,
+        members=tuple(range(models)),
+    )
     return TrainPlan(
         total_steps=total_steps,
-        update=UpdatePlan(rows=rows, micro_rows=micro_rows, grad_clip=grad_clip, amp=amp),
-        optimizer=OPTIMIZER,
+        update=update,
+        optimizer=optimizer,
         schedule=SCHEDULE,
         log_every=log_every,
         rest_steps=rest_steps,
