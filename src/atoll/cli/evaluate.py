@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from atoll.cli.export import LocalModelOption
 from atoll.cli.options import JsonOption, RunArgument
 from atoll.cli.output import print_data, print_json
 
@@ -24,6 +25,7 @@ def evaluate(
             "--device", help="Where to compute: cpu, cuda, cuda:N, mps or auto. Default: auto."
         ),
     ] = "auto",
+    local_model: LocalModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Score held-out text in nats per token and bits per byte.
@@ -32,17 +34,25 @@ def evaluate(
     Examples:
       atoll evaluate runs/tiny
       atoll evaluate runs/tiny/checkpoints/step-00000064 --full --json
+      atoll evaluate runs/packed --local-model 0
     """
     from atoll.runner.trained import evaluate_trained, open_trained
     from atoll.train.device import resolve_device
 
-    trained = open_trained(run, device=resolve_device(device, option="--device"))
+    place = resolve_device(device, option="--device")
+    trained = open_trained(run, device=place, local_model=local_model)
     found = evaluate_trained(trained, full=full)
+    models = trained.config.strategy.models
     if as_json:
-        print_json({"weights": str(trained.weights), "step": trained.step, **found.facts()})
+        facts = {"weights": str(trained.weights), "step": trained.step, "local_models": models}
+        print_json({**facts, "local_model": local_model, **found.facts()})
         return
+    which = ""
+    if models > 1:
+        which = "average of" if local_model is None else f"number {local_model} of"
+        which = f", {which} {models} local models"
     print_data(
-        f"weights         {trained.weights} (update {trained.step})\n"
+        f"weights         {trained.weights} (update {trained.step}{which})\n"
         f"held-out loss   {found.nats_per_token:.6f} nats per token\n"
         f"                {found.bits_per_byte:.6f} bits per byte\n"
         f"scored          {found.rows:,} sequences, {found.targets:,.0f} targets"

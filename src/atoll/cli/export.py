@@ -8,6 +8,16 @@ import typer
 from atoll.cli.options import JsonOption
 from atoll.cli.output import print_data, print_json
 
+LocalModelOption = Annotated[
+    int | None,
+    typer.Option(
+        "--local-model",
+        metavar="I",
+        help="One of a run's packed local models, counted from 0; it takes a checkpoint. "
+        "Default: their average.",
+    ),
+]
+
 
 def export(
     model: Annotated[
@@ -32,6 +42,7 @@ def export(
         Literal["float32", "bfloat16"],
         typer.Option("--dtype", help="Type of the written weights. Default: float32."),
     ] = "float32",
+    local_model: LocalModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write weights, tokenizer and model card as a Hugging Face folder.
@@ -40,13 +51,14 @@ def export(
     Examples:
       atoll export runs/tiny --output exported/tiny
       atoll export runs/tiny/checkpoints/step-00000064 --output exported/64 --dtype bfloat16
+      atoll export runs/packed --output exported/3 --local-model 3
     """
     import torch
 
     from atoll.model.huggingface import save_pretrained
     from atoll.runner.opened import open_model
 
-    opened = open_model(model, device=torch.device("cpu"))
+    opened = open_model(model, device=torch.device("cpu"), local_model=local_model)
     save_pretrained(
         opened.model,
         output,
@@ -55,6 +67,7 @@ def export(
         dtype=getattr(torch, dtype),
     )
     if as_json:
-        print_json({"source": str(opened.source), "output": str(output), "dtype": dtype})
+        facts = {"source": str(opened.source), "output": str(output), "dtype": dtype}
+        print_json({**facts, "local_model": local_model})
         return
     print_data(str(output))

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from atoll.cli.export import LocalModelOption
 from atoll.cli.options import JsonOption
 from atoll.cli.output import print_data, print_json, print_piece
 
@@ -54,6 +55,7 @@ def generate(
             "--device", help="Where to compute: cpu, cuda, cuda:N, mps or auto. Default: auto."
         ),
     ] = "auto",
+    local_model: LocalModelOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Continue a text, printing each piece as it comes.
@@ -68,7 +70,8 @@ def generate(
     from atoll.train.device import resolve_device
 
     sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    opened = open_model(model, device=resolve_device(device, option="--device"))
+    found = resolve_device(device, option="--device")
+    opened = open_model(model, device=found, local_model=local_model)
     pieces = continue_text(opened, prompt, max_tokens=max_tokens, sampler=sampler)
     if as_json:
         print_json({"model": str(opened.source), "prompt": prompt, "text": "".join(pieces)})

@@ -21,6 +21,7 @@ from atoll.interrupt import raise_on_signal
 from atoll.model.llama import Llama
 from atoll.optim.adamw import AdamW
 from atoll.runner.progress import Progress
+from atoll.strategy.base import Strategy
 from atoll.strategy.build import build_strategy
 from atoll.strategy.consensus import mixing_weight
 from atoll.train.binding import binding_facts
@@ -77,6 +78,7 @@ class Job:
                 grad_clip=self.config.optimizer.grad_clip,
                 amp=self.execution.amp,
                 compiled=self.execution.compiled,
+                kernels=self.execution.kernels,
                 captured=self.execution.captured,
                 members=tuple(range(self.config.strategy.models)),
             ),
@@ -162,6 +164,11 @@ def new_state(config: RunConfig, device: torch.device, *, kernels: bool = False)
         config=config.optimizer,
         kernels=kernels,
     )
+    return TrainState(0, 0, model, optimizer, recipe_strategy(config, model))
+
+
+def recipe_strategy(config: RunConfig, model: Llama) -> Strategy:
+    """Return the recipe's strategy for local models with the weights they start from."""
     weight = partial(
         mixing_weight,
         strategy=config.strategy,
@@ -169,8 +176,7 @@ def new_state(config: RunConfig, device: torch.device, *, kernels: bool = False)
         optimizer=config.optimizer,
         schedule=config.lr_schedule,
     )
-    strategy = build_strategy(config.strategy, model, weight=weight)
-    return TrainState(0, 0, model, optimizer, strategy)
+    return build_strategy(config.strategy, model, weight=weight)
 
 
 def _tell_unfinished_round(config: RunConfig, budget: Budget) -> None:

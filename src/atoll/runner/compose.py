@@ -222,7 +222,7 @@ def _carry_out(session: Session, *, resumed_from: Checkpoint | None) -> RunResul
 def _finish(session: Session) -> LossResult | None:
     """Export the weights and score everything that is held out."""
     job = session.job
-    export_weights(job, session.folder.weights)
+    export_weights(job, session.judge.model(), session.folder.weights)
     session.progress.note("scoring the whole held-out split")
     judged = session.judge.full()
     if judged is not None:

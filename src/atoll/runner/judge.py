@@ -13,8 +13,8 @@ from atoll.model.generate import generate
 from atoll.model.llama import Llama
 from atoll.model.sampling import Sampler
 from atoll.runner.build import Job
+from atoll.strategy.base import Strategy
 from atoll.tensors import parameter_digest
-from atoll.train.state import TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,15 @@ class Judge:
     job: Job
     should_stop: Callable[[], bool]
     best: dict[str, Any] | None = field(default=None)
+    _judged: Llama | None = field(default=None)
+
+    def model(self) -> Llama:
+        """Return one model with the weights to judge now; valid until the next call or update."""
+        state = self.job.state
+        found = evaluation_model(state.model, state.strategy, step=state.step, into=self._judged)
+        if found is not state.model:
+            self._judged = found  # its memory serves the next evaluation again
+        return found
 
     def epoch(self, epoch: int) -> LossResult | None:
         """Score the fixed subset after a virtual epoch, and note when it is the best so far.
@@ -46,11 +55,10 @@ class Judge:
         )
         found = self._score(self.job.validation, rows)
         if found and (self.best is None or found.nats_per_token < self.best["loss_nats_per_token"]):
-            state = self.job.state
             self.best = {
-                "step": state.step,
+                "step": self.job.state.step,
                 "epoch": epoch,
-                "parameter_digest": parameter_digest(state.strategy.evaluation_weights(state.step)),
+                "parameter_digest": parameter_digest(self.model().arena.named()),
                 **found.facts(),
             }
         return found
@@ -68,7 +76,7 @@ class Judge:
         begin = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
         ids = tokenizer.encode(prompt) or [begin or 0]
         (found,) = generate(
-            evaluation_model(self.job.state),
+            self.model(),
             [ids],
             max_tokens=config.training.sample_tokens,
             stop_ids=() if tokenizer.eos_id is None else (tokenizer.eos_id,),
@@ -78,7 +86,7 @@ class Judge:
 
     def _score(self, loader: TokenLoader, rows: Any) -> LossResult | None:
         return evaluate_loss(
-            evaluation_model(self.job.state),
+            self.model(),
             loader,
             rows=rows,
             batch_size=self.job.config.evaluation.batch_size,
@@ -88,19 +96,30 @@ class Judge:
         )
 
 
-def evaluation_model(state: TrainState) -> Llama:
-    """Return one model with the weights to judge: the live one where they are its own."""
-    weights = state.strategy.evaluation_weights(state.step)
-    own = state.model.arena.named()
+def evaluation_model(
+    model: Llama, strategy: Strategy, *, step: int, into: Llama | None = None
+) -> Llama:
+    """Return one model with the weights to judge: the live one where they are its own.
+
+    Args:
+        model: All local models.
+        strategy: Says what is judged of them.
+        step: Updates behind them.
+        into: What an earlier call returned and may be overwritten. Default: a new model.
+    """
+    weights = strategy.evaluation_weights(step)
+    own = model.arena.named()
     if all(weights[name].data_ptr() == own[name].data_ptr() for name in own):
-        return state.model
-    judged = Llama(
-        state.model.config,
-        device=state.model.arena.data_NP.device,
-        seed=None,
-        trainable=False,
-        kernels=state.model.kernels,
-    )
+        return model
+    judged = into
+    if judged is None:
+        judged = Llama(
+            model.config,
+            device=model.arena.data_NP.device,
+            seed=None,
+            trainable=False,
+            kernels=model.kernels,
+        )
     with torch.no_grad():
         for name, view in judged.arena.named().items():
             view.copy_(weights[name])

@@ -61,18 +61,25 @@ class OpenedModel:
             raise DataError(f"{self.source}: {TOKENIZER} cannot be read: {error}.") from error
 
 
-def open_model(path: Path, *, device: torch.device) -> OpenedModel:
+def open_model(path: Path, *, device: torch.device, local_model: int | None = None) -> OpenedModel:
     """Open a run, a checkpoint, a Hugging Face model folder or a GGUF file.
 
     Args:
         path: Of a run, the newest sound checkpoint is taken, or else its final weights.
         device: Where the model is wanted.
+        local_model: Which local model of a run or checkpoint, counted from 0. Default: what the
+            run itself judges, which is their average where there are several.
 
     Raises:
-        UsageError: There is no model at `path`.
+        UsageError: There is no model at `path`, or no such local model.
         UnavailableError: The model needs something that is not supported; names what.
         CheckpointError: No checkpoint verifies.
     """
+    if local_model is not None and (is_gguf(path) or is_model_folder(path)):
+        raise UsageError(
+            f"local model {local_model} was asked for; {path} is one model by itself.",
+            hint="name the folder of a run with local models, or one of its checkpoints",
+        )
     if is_gguf(path):
         file = GgufFile(path)
         files, special_ids = gguf_tokenizer(file.facts)
@@ -89,7 +96,7 @@ def open_model(path: Path, *, device: torch.device) -> OpenedModel:
             hint="name a run's folder, one of its checkpoints, a Hugging Face model folder or a "
             ".gguf file",
         )
-    trained = open_trained(path, device=device)
+    trained = open_trained(path, device=device, local_model=local_model)
     if run.exported:
         files, special_ids = read_tokenizer(run.weights), read_special_ids(run.weights)
     else:
