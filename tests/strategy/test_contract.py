@@ -147,13 +147,7 @@ def test_wrapping_keeps_the_models_own_weights_and_gradients(case):
 
 
 @every_case
-def test_a_strategy_alone_divides_by_its_own_weight(case):
-    strategy = Run(case).strategy
-    assert strategy.loss_divisor(local_weight=12.5, update_weight=12.5) == 12.5
-
-
-@every_case
-def test_packed_models_divide_by_their_own_weight_and_not_by_that_of_all(case):
+def test_a_local_model_divides_by_its_own_weight_and_not_by_that_of_all(case):
     strategy = Run(case).strategy
     assert strategy.loss_divisor(local_weight=12.5, update_weight=12.5 * case.models) == 12.5
 
@@ -168,19 +162,11 @@ def test_traffic_is_never_negative(case):
 
 
 @every_case
-def test_taking_snapshots_changes_no_later_number(case):
+def test_snapshots_verdicts_and_measures_change_no_later_number(case):
     disturbed = Run(case)
     for _ in range(STEPS):
         disturbed.update()
         disturbed.snapshot()
-    assert disturbed.digest() == run_to_the_end(case).digest()
-
-
-@every_case
-def test_judging_and_measuring_change_no_later_number(case):
-    disturbed = Run(case)
-    for _ in range(STEPS):
-        disturbed.update()
         disturbed.strategy.evaluation_weights(disturbed.step)
         disturbed.strategy.measures(disturbed.step)
     assert disturbed.digest() == run_to_the_end(case).digest()
