@@ -22,6 +22,8 @@ class Pace:
         loss_nats_per_token: Mean of the last window.
         targets_per_second: Rate of the last window.
         seconds_left: At that rate, without evaluations; None until one is known.
+        models: Local models.
+        consensus_distance: How far they are from their mean; None where that is not measured.
     """
 
     step: int
@@ -29,6 +31,8 @@ class Pace:
     loss_nats_per_token: float
     targets_per_second: float
     seconds_left: float | None
+    models: int = 1
+    consensus_distance: float | None = None
 
 
 class Progress(Protocol):
@@ -166,4 +170,9 @@ def rate(per_second: float) -> str:
 
 def _figures(pace: Pace) -> str:
     left = "" if pace.seconds_left is None else f"  {duration(pace.seconds_left)} left"
-    return f"loss {pace.loss_nats_per_token:.4f}  targets {rate(pace.targets_per_second)}{left}"
+    apart = ""
+    if pace.consensus_distance is not None:
+        apart = f"  {pace.models} local models {pace.consensus_distance:.3g} from their mean"
+    return (
+        f"loss {pace.loss_nats_per_token:.4f}{apart}  targets {rate(pace.targets_per_second)}{left}"
+    )

@@ -12,6 +12,7 @@ from atoll.evaluation.loss import LossResult
 from atoll.files import identity
 from atoll.runner.build import Job
 from atoll.runner.changes import config_identity
+from atoll.runner.figures import consensus_figures, strategy_summary
 from atoll.tensors import parameter_digest
 from atoll.train.binding import source_hash, source_revision, versions
 
@@ -92,6 +93,7 @@ def result_facts(
         "validation_bits_per_byte": None if judged is None else judged.bits_per_byte,
         "best": session.judge.best,
         "pending_prefetches": job.loader.pending_prefetches,
+        "strategy": _strategy_facts(session),
         "parameter_digest": parameter_digest(weights),
         "state_digests": job.state.digests(),
         "peak_memory_bytes": peak_memory_bytes(job.device),
@@ -109,6 +111,18 @@ def peak_memory_bytes(device: torch.device) -> int | None:
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024
+
+
+def _strategy_facts(session: "Session") -> dict[str, Any]:
+    """Return how the local models shared, what that would send, and how far apart they ended.
+
+    Packed models send nothing: their traffic is what each would send as a rank, so it is predicted.
+    """
+    job = session.job
+    found = strategy_summary(job.config.strategy)
+    if found["models"] > 1:
+        found["predicted_traffic_per_local_model"] = session.totals.traffic_facts()
+    return found | consensus_figures(job.state.strategy, step=job.state.step)
 
 
 def _identities(job: Job) -> dict[str, Any]:

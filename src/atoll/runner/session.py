@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from atoll.checkpoint.records import MANIFEST, step_folder
@@ -14,6 +14,7 @@ from atoll.files import write_json
 from atoll.log import JsonLines
 from atoll.runner.build import Job
 from atoll.runner.changes import config_identity
+from atoll.runner.figures import consensus_figures, window_figures
 from atoll.runner.fit import checkpoint_epochs
 from atoll.runner.folder import RunFolder
 from atoll.runner.judge import Judge
@@ -35,17 +36,40 @@ class Totals:
         epochs_done: Virtual epochs that were evaluated and, where due, saved.
         training_targets: Targets of all updates.
         training_seconds: Time of all updates, without evaluations and checkpoints.
+        traffic_payload_bytes: What all exchanges handed to the channel, as `Traffic` counts it.
+        traffic_wire_bytes: What they must put on the wire for it.
+        exchanges: How many there were.
     """
 
     epochs_done: int = 0
     training_targets: float = 0.0
     training_seconds: float = 0.0
+    traffic_payload_bytes: int = 0
+    traffic_wire_bytes: int = 0
+    exchanges: int = 0
+
+    def count(self, window: Window, traffic: Traffic) -> None:
+        """Add the updates of a window and what their exchanges sent."""
+        self.training_targets += window.targets
+        self.training_seconds += window.seconds
+        self.traffic_payload_bytes += traffic.payload_bytes
+        self.traffic_wire_bytes += traffic.wire_bytes
+        self.exchanges += traffic.exchanges
 
     def facts(self) -> dict[str, Any]:
+        """Return what result.json says of any run."""
         return {
             "epochs_done": self.epochs_done,
             "training_targets": self.training_targets,
             "training_seconds": self.training_seconds,
+        }
+
+    def traffic_facts(self) -> dict[str, int]:
+        """Return what was sent so far."""
+        return {
+            "payload_bytes": self.traffic_payload_bytes,
+            "wire_bytes": self.traffic_wire_bytes,
+            "exchanges": self.exchanges,
         }
 
 
@@ -123,7 +147,7 @@ class Session:
             "tokenizer_sha256": job.tokenizer.sha256,
             "source_hash": source_hash(),
             "source_revision": source_revision(),
-            "totals": self.totals.facts(),
+            "totals": asdict(self.totals),
             "best": self.judge.best,
         }
 
@@ -152,16 +176,14 @@ class Session:
     def _log(self, record: StepRecord, window: Window) -> None:
         self.last_window = window
         self._windows.append((window.targets, window.seconds))
-        self.totals.training_targets += window.targets
-        self.totals.training_seconds += window.seconds
-        norms = [norm for scalars in window.scalars for norm in scalars.grad_norms]
+        self.totals.count(window, self._traffic)
+        consensus = consensus_figures(self.job.state.strategy, step=record.step)
         self.record(
             "train",
             {
                 "loss_nats_per_token": window.loss_nats_per_token,
-                "last_loss_nats_per_token": window.scalars[-1].losses[0],
-                "grad_norm": norms[-1],
-                "max_grad_norm": max(norms),
+                **window_figures(window),
+                **consensus,
                 "lr": record.lr,
                 "cursor": record.cursor,
                 "training_targets": self.totals.training_targets,
@@ -173,9 +195,9 @@ class Session:
             },
         )
         self._traffic = Traffic()
-        self.progress.pace(self._pace(record.step, window))
+        self.progress.pace(self._pace(record.step, window, consensus))
 
-    def _pace(self, step: int, window: Window) -> Pace:
+    def _pace(self, step: int, window: Window, consensus: Mapping[str, float]) -> Pace:
         left = None
         if len(self._windows) > 1 and self.targets_per_second:
             updates = self.job.budget.total_steps - step
@@ -193,6 +215,8 @@ class Session:
             window.loss_nats_per_token,
             window.targets_per_second,
             left,
+            models=self.job.config.strategy.models,
+            consensus_distance=consensus.get("consensus_distance"),
         )
 
     def _finish_epoch(self) -> None:
