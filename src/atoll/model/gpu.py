@@ -1,17 +1,18 @@
-"""The forward of `Llama` on a GPU in bfloat16, through kernels that read and write each value once.
+"""Training and scoring of `Llama` on a GPU in bfloat16, through kernels that pass over data once.
 
 Same names and numbers as the plain forward under autocast: float32 weights, residual stream, norms
-and statistics; bfloat16 products. Gradients of matrices leave their products in float32.
+and statistics; bfloat16 products. Gradients of matrices leave their products in float32, straight
+into the arena.
 
 Shapes: N local models, B rows, T tokens, M = B * T, R = N * M rows of all models, D width,
 V vocabulary, I and O inputs and outputs of a matrix, c rows of one piece.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from atoll.model.attention import attention
 from atoll.tensors import IGNORE
@@ -25,20 +26,70 @@ SMALLEST_MEMORY = 8 << 30
 """Bytes of a device that does not tell."""
 
 
-def features(
+def loss(
     model: "Llama",
     inputs_NBT: Tensor,
-    positions_NBT: Tensor | None,
-    embed: Callable[[Tensor, Tensor], Tensor],
+    targets_NBT: Tensor,
+    weights_NBT: Tensor | None = None,
+    positions_NBT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the normed residual stream, bfloat16 [N, M, D], and all narrow matrices [N, P'].
+    """Return what `Llama.forward` does; nothing of it has a gradient."""
+    with torch.no_grad():
+        x_NMD, narrow_NP = _features(model, inputs_NBT, positions_NBT, add=False)
+        head_NVD = model.arena.cut(narrow_NP, _head(model))
+        ids_NM, weights_NM = _counted(model, targets_NBT, weights_NBT)
+        sums_N = _losses(x_NMD, head_NVD, ids_NM, weights_NM, weights_NM)
+    return sums_N, weights_NM.sum(-1)
+
+
+def gradients(
+    model: "Llama",
+    inputs_NBT: Tensor,
+    targets_NBT: Tensor,
+    weights_NBT: Tensor | None = None,
+    positions_NBT: Tensor | None = None,
+    *,
+    divisor_N: Tensor,
+    add: bool,
+) -> Tensor:
+    """Leave the gradients of every model's loss sum / divisor in the arena; return the sums [N].
 
     Args:
-        model: On a CUDA device.
+        model: On a CUDA device, trainable.
         inputs_NBT: int64 token ids.
-        positions_NBT: Positions within the document; None for 0 ... T-1.
-        embed: Looks token ids [N, M] up in an embedding [N, V, D].
+        targets_NBT: int64 ids of the next tokens, IGNORE where not counted.
+        weights_NBT: float32 weight of each target. Default: 1 for each counted target.
+        positions_NBT: Positions within the document. Default: 0 ... T-1 in every row.
+        divisor_N: float32 divisors.
+        add: Whether the gradients are added to those that are there, or replace them.
     """
+    arena = model.arena
+    if not add:  # matrices are written whole; what is added to has to start from zero
+        arena.grad_NP[:, arena.decay_size :].zero_()
+        if model.head is not None:
+            arena.grad_view("embedding").zero_()
+    x_NMD, narrow_NP = _features(model, inputs_NBT, positions_NBT, add=add)
+    ids_NM, weights_NM = _counted(model, targets_NBT, weights_NBT)
+    grad_x_NMD = torch.empty_like(x_NMD)
+    with torch.no_grad():
+        sums_N = _losses(
+            x_NMD,
+            arena.cut(narrow_NP, _head(model)),
+            ids_NM,
+            weights_NM,
+            weights_NM / divisor_N[:, None],
+            grad_x_NMD=grad_x_NMD,
+            grad_NVD=arena.grad_view(_head(model)),
+            add=add,
+        )
+    torch.autograd.backward(x_NMD, grad_x_NMD)
+    return sums_N
+
+
+def _features(
+    model: "Llama", inputs_NBT: Tensor, positions_NBT: Tensor | None, *, add: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the normed residual stream, bfloat16 [N, M, D], and all weights narrow, [N, P]."""
     from atoll.model.kernels.add_norm import add_norm
     from atoll.model.kernels.rotary import split_heads
     from atoll.model.kernels.swiglu import swiglu
@@ -47,141 +98,161 @@ def features(
     if positions_NBT is not None:
         positions_NBT = positions_NBT.reshape(models * rows, tokens)
     cos, sin = model.angles(positions_NBT, tokens)
-    width, eps = model.config.width, model.config.norm_eps
-    narrow_NP = model.arena.data_NP[:, : model.arena.decay_size].to(torch.bfloat16)
+    arena, width, eps = model.arena, model.config.width, model.config.norm_eps
+    narrow_NP = arena.data_NP.to(torch.bfloat16)
 
-    def product(x: Tensor, name: str, weight_NOI: Tensor) -> Tensor:
-        x_NMI = x.view(models, rows * tokens, -1)
-        return _Product.apply(x_NMI, weight_NOI, model.arena.cut(narrow_NP, name))
+    def product(x: Tensor, name: str) -> Tensor:
+        sink = arena.grad_view(name) if arena.grad_NP.numel() else None
+        return _Product.apply(
+            x.view(models, rows * tokens, -1), arena.cut(narrow_NP, name), sink, add
+        )
 
-    x_RD = embed(inputs_NBT.reshape(models, -1), model.embedding).view(-1, width)
+    x_RD = _embed(model, inputs_NBT.reshape(models, -1)).view(-1, width)
     delta_RD = None
     for layer, block in enumerate(model.blocks):
         x_RD, normed = add_norm(x_RD, delta_RD, block.attention_norm, eps)
-        qkv = product(normed, f"layers.{layer}.qkv", block.qkv)
+        qkv = product(normed, f"layers.{layer}.qkv")
         heads = block.query_heads + 2 * block.key_heads
         qkv_BTHC = qkv.view(models * rows, tokens, heads, 2 * cos.shape[-1])
         q, k, v = split_heads(qkv_BTHC, cos, sin, block.query_heads, block.key_heads)
         joined = attention(q, k, v).transpose(1, 2).reshape(models * rows * tokens, -1)
-        delta = product(joined, f"layers.{layer}.attention_out", block.attention_out)
+        delta = product(joined, f"layers.{layer}.attention_out")
         x_RD, normed = add_norm(x_RD, delta.view(-1, width), block.mlp_norm, eps)
-        gate_up = product(normed, f"layers.{layer}.gate_up", block.gate_up)
-        delta = product(swiglu(gate_up), f"layers.{layer}.mlp_out", block.mlp_out)
-        delta_RD = delta.view(-1, width)
+        gate_up = product(normed, f"layers.{layer}.gate_up")
+        delta_RD = product(swiglu(gate_up), f"layers.{layer}.mlp_out").view(-1, width)
     _, normed = add_norm(x_RD, delta_RD, model.norm, eps)
     return normed.view(models, -1, width), narrow_NP
 
 
-def weighted_loss(
-    x_NMD: Tensor,
-    weight_NVD: Tensor,
-    narrow_NVD: Tensor,
-    targets_NM: Tensor,
-    weights_NM: Tensor | None = None,
-    *,
-    piece_rows: int | None = None,
+def _counted(
+    model: "Llama", targets_NBT: Tensor, weights_NBT: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Fast twin of `atoll.model.loss.weighted_loss`.
+    """Return ids inside the vocabulary and float32 weights, 0 where not counted: [N, M] each."""
+    models = model.arena.num_models
+    targets_NM = targets_NBT.reshape(models, -1)
+    counted_NM = targets_NM != IGNORE
+    ids_NM = torch.where(counted_NM, targets_NM, 0)
+    if weights_NBT is None:
+        return ids_NM, counted_NM.to(torch.float32)
+    return ids_NM, weights_NBT.reshape(models, -1) * counted_NM
+
+
+def _losses(
+    x_NMD: Tensor,
+    head_NVD: Tensor,
+    ids_NM: Tensor,
+    weights_NM: Tensor,
+    scaled_NM: Tensor,
+    *,
+    grad_x_NMD: Tensor | None = None,
+    grad_NVD: Tensor | None = None,
+    add: bool = False,
+) -> Tensor:
+    """Return the weighted loss sums [N]; write the gradients of those weighted by `scaled_NM`.
 
     Args:
         x_NMD: bfloat16 features.
-        weight_NVD: float32 output projection, which gets the gradient.
-        narrow_NVD: The same in bfloat16.
-        targets_NM: int64 target ids, IGNORE where not counted.
-        weights_NM: float32 weight of each target. Default: 1 for each counted target.
-        piece_rows: Rows of each model whose logits exist at a time. Default: by memory.
+        head_NVD: bfloat16 output projection.
+        ids_NM: Targets.
+        weights_NM: What the returned sums are weighted by.
+        scaled_NM: What the gradients are weighted by.
+        grad_x_NMD: Takes the gradient to the features; None for no gradients.
+        grad_NVD: Takes, or is added, the gradient to the projection.
+        add: Whether that one is added to.
     """
-    counted_NM = targets_NM != IGNORE
-    weights_NM = counted_NM.to(torch.float32) if weights_NM is None else weights_NM * counted_NM
-    sums_N = _WeightedLoss.apply(
-        x_NMD,
-        weight_NVD,
-        narrow_NVD,
-        torch.where(counted_NM, targets_NM, 0),
-        weights_NM,
-        piece_rows or _piece_rows(narrow_NVD),
-        torch.is_grad_enabled() and (x_NMD.requires_grad or weight_NVD.requires_grad),
-    )
-    return sums_N, weights_NM.sum(-1)
+    from atoll.model.kernels.cross_entropy import cross_entropy
+
+    models, vocabulary, _ = head_NVD.shape
+    piece_rows = _piece_rows(head_NVD)
+    sums_N = weights_NM.new_zeros(models)
+    for start in range(0, x_NMD.shape[1], piece_rows):
+        rows = slice(start, start + piece_rows)
+        logits_NcV = torch.bmm(x_NMD[:, rows], head_NVD.mT)
+        losses_R = cross_entropy(
+            logits_NcV.view(-1, vocabulary),
+            ids_NM[:, rows].reshape(-1),
+            scaled_NM[:, rows].reshape(-1),
+            with_grad=grad_x_NMD is not None,
+        )
+        sums_N += (losses_R.view(models, -1) * weights_NM[:, rows]).sum(-1)
+        if grad_x_NMD is not None and grad_NVD is not None:  # the logits are gradients by now
+            if piece_rows >= x_NMD.shape[1]:
+                torch.bmm(logits_NcV, head_NVD, out=grad_x_NMD)
+            else:
+                grad_x_NMD[:, rows] = torch.bmm(logits_NcV, head_NVD)
+            _add_product(grad_NVD, logits_NcV.mT, x_NMD[:, rows], add=add or start > 0)
+    return sums_N
 
 
-class _Product(torch.autograd.Function):
-    """x @ W^T in bfloat16 whose weight gradient is float32 from the product on."""
-
-    @staticmethod
-    def forward(ctx: Any, x_NMI: Tensor, weight_NOI: Tensor, narrow_NOI: Tensor) -> Tensor:
-        ctx.save_for_backward(x_NMI, narrow_NOI)
-        return _bmm(x_NMI, narrow_NOI.mT)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        x_NMI, narrow_NOI = ctx.saved_tensors
-        (grad_NMO,) = grads
-        return _bmm(grad_NMO, narrow_NOI), _wide_bmm(grad_NMO.mT, x_NMI), None
-
-
-class _WeightedLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_NMD: Tensor,
-        weight_NVD: Tensor,
-        narrow_NVD: Tensor,
-        ids_NM: Tensor,
-        weights_NM: Tensor,
-        piece_rows: int,
-        with_grad: bool,
-    ) -> Tensor:
-        from atoll.model.kernels.cross_entropy import cross_entropy
-
-        models, vocabulary, _ = narrow_NVD.shape
-        grad_x_NMD = torch.empty_like(x_NMD) if with_grad else None
-        grad_NVD = None
-        losses = []
-        for start in range(0, x_NMD.shape[1], piece_rows):
-            rows = slice(start, start + piece_rows)
-            logits_NcV = _bmm(x_NMD[:, rows], narrow_NVD.mT)
-            ids_R, weights_R = ids_NM[:, rows].reshape(-1), weights_NM[:, rows].reshape(-1)
-            losses_R = cross_entropy(
-                logits_NcV.view(-1, vocabulary), ids_R, weights_R, with_grad=with_grad
-            )
-            losses.append((losses_R * weights_R).view(models, -1).sum(-1))
-            if grad_x_NMD is not None:  # the logits are their gradients by now
-                grad_x_NMD[:, rows] = _bmm(logits_NcV, narrow_NVD)
-                product = _wide_bmm(logits_NcV.mT, x_NMD[:, rows])
-                grad_NVD = product if grad_NVD is None else grad_NVD.add_(product)
-        if with_grad:
-            ctx.save_for_backward(grad_x_NMD, grad_NVD)
-        return torch.stack(losses).sum(0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        # In place: autograd refuses a second backward after that.
-        scale_N11 = grads[0][:, None, None]
-        grad_x_NMD, grad_NVD = ctx.saved_tensors
-        grad_x_NMD.mul_(scale_N11)
-        return grad_x_NMD, grad_NVD.mul_(scale_N11), None, None, None, None, None
-
-
-def _piece_rows(narrow_NVD: Tensor) -> int:
+def _piece_rows(head_NVD: Tensor) -> int:
     """Return the rows of each model whose logits fit their share of the device's memory."""
-    models, vocabulary, _ = narrow_NVD.shape
+    models, vocabulary, _ = head_NVD.shape
     total_bytes = SMALLEST_MEMORY
-    if narrow_NVD.is_cuda:
-        total_bytes = torch.cuda.get_device_properties(narrow_NVD.device).total_memory
+    if head_NVD.is_cuda:
+        total_bytes = torch.cuda.get_device_properties(head_NVD.device).total_memory
     return max(256, total_bytes // LOGITS_SHARE // (2 * models * vocabulary))
 
 
-def _bmm(left: Tensor, right: Tensor) -> Tensor:
-    if left.shape[0] == 1:
-        return torch.mm(left[0], right[0]).unsqueeze(0)
-    return torch.bmm(left, right)
+def _head(model: "Llama") -> str:
+    return "embedding" if model.head is None else "head"
 
 
-def _wide_bmm(left: Tensor, right: Tensor) -> Tensor:
-    """Return the product in float32, as it leaves the matrix unit."""
+class _Product(torch.autograd.Function):
+    """x @ W^T of N models in bfloat16; the gradient of W goes into a float32 tensor at once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_NMI: Tensor, narrow_NOI: Tensor, sink_NOI: Tensor | None, add: bool
+    ) -> Tensor:
+        ctx.save_for_backward(x_NMI, narrow_NOI)
+        ctx.sink_NOI, ctx.add = sink_NOI, add
+        return torch.bmm(x_NMI, narrow_NOI.mT)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        x_NMI, narrow_NOI = ctx.saved_tensors
+        (grad_NMO,) = grads
+        _add_product(ctx.sink_NOI, grad_NMO.mT, x_NMI, add=ctx.add)
+        return torch.bmm(grad_NMO, narrow_NOI), None, None, None
+
+
+def _add_product(sink: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
+    """Write left @ right into a float32 tensor, or add it, as it leaves the matrix unit."""
     if not left.is_cuda:  # under triton's interpreter; CPU kernels do not widen
-        return torch.bmm(left.float(), right.float())
-    if left.shape[0] == 1:
-        return torch.mm(left[0], right[0], out_dtype=torch.float32).unsqueeze(0)
-    return torch.bmm(left, right, out_dtype=torch.float32)
+        product = torch.bmm(left.float(), right.float())
+        sink.copy_(sink + product if add else product)
+    elif add:
+        torch.baddbmm(sink, left, right, out_dtype=torch.float32, out=sink)
+    else:
+        torch.bmm(left, right, out_dtype=torch.float32, out=sink)
+
+
+def _embed(model: "Llama", ids_NM: Tensor) -> Tensor:
+    return _Embed.apply(ids_NM, model.embedding)
+
+
+class _Embed(torch.autograd.Function):
+    """Float32 rows of each model's embedding; their gradients are added into the arena at once."""
+
+    @staticmethod
+    def forward(ctx: Any, ids_NM: Tensor, embedding_NVD: Tensor) -> Tensor:
+        models = embedding_NVD.shape[0]
+        ctx.save_for_backward(ids_NM)
+        ctx.sink_NVD = embedding_NVD.grad
+        if models == 1:
+            return functional.embedding(ids_NM, embedding_NVD[0])
+        first_N1 = torch.arange(models, device=ids_NM.device).unsqueeze(1)
+        return embedding_NVD[first_N1, ids_NM]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+        (grad_NMD,) = grads
+        (ids_NM,) = ctx.saved_tensors
+        models, vocabulary, width = ctx.sink_NVD.shape
+        first_N1 = torch.arange(models, device=ids_NM.device).unsqueeze(1) * vocabulary
+        rows_M = (ids_NM + first_N1).reshape(-1)
+        grad = torch.ops.aten.embedding_dense_backward(
+            grad_NMD.reshape(-1, width), rows_M, models * vocabulary, -1, False
+        )
+        ctx.sink_NVD.add_(grad.view(models, vocabulary, width))
+        return None, None

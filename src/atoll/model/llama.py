@@ -52,8 +52,8 @@ class Llama(nn.Module):
             seed: Run seed that the initial weights derive from, whatever N and device; None
                 leaves zeros for a loader to fill.
             trainable: Whether gradients exist; without them the module is for inference.
-            kernels: Whether a forward under bfloat16 autocast on CUDA, without document numbers,
-                goes through `atoll.model.gpu`; it needs triton.
+            kernels: Whether a forward without gradients, under bfloat16 autocast and without
+                document numbers, goes through `atoll.model.gpu`; it needs CUDA and triton.
         """
         super().__init__()
         self.config = config
@@ -103,16 +103,9 @@ class Llama(nn.Module):
             positions_NBT: Positions within the document. Default: 0 ... T-1 in every row.
             documents_NBT: Document numbers; attention stays inside one. Default: one a row.
         """
+        if self._scores_with_kernels(documents_NBT):
+            return gpu.loss(self, inputs_NBT, targets_NBT, weights_NBT, positions_NBT)
         models = self.arena.num_models
-        if self._takes_kernels(documents_NBT):
-            x_NMD, narrow_NP = gpu.features(self, inputs_NBT, positions_NBT, embed)
-            return gpu.weighted_loss(
-                x_NMD,
-                self.output_weight,
-                self.arena.cut(narrow_NP, "embedding" if self.head is None else "head"),
-                targets_NBT.reshape(models, -1),
-                None if weights_NBT is None else weights_NBT.reshape(models, -1),
-            )
         x = self._features(inputs_NBT, positions_NBT, documents_NBT)
         return weighted_loss(
             x.view(models, -1, x.shape[-1]),
@@ -162,11 +155,12 @@ class Llama(nn.Module):
         """Zero the gradients in place; they are never None, whatever is asked."""
         self.arena.grad_NP.zero_()
 
-    def _takes_kernels(self, documents_NBT: Tensor | None) -> bool:
+    def _scores_with_kernels(self, documents_NBT: Tensor | None) -> bool:
         kind = self.arena.data_NP.device.type
         return (
             self.kernels
             and documents_NBT is None
+            and not torch.is_grad_enabled()
             and torch.is_autocast_enabled(kind)
             and torch.get_autocast_dtype(kind) == torch.bfloat16
         )
@@ -272,7 +266,7 @@ def _hear_layout_warning() -> None:
     Gradients of N models are strided like their parameters so that one arena holds them all, and
     they are added in place; torch's advice, a contiguous gradient, would be a copy more.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         parameter = nn.Parameter(torch.zeros(2, 2)[:, :1])
         parameter.grad = torch.zeros(2, 2)[:, :1]

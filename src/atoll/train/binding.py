@@ -15,7 +15,7 @@ import atoll
 from atoll.files import identity, sha256_file
 from atoll.train.device import Execution
 
-DECISIVE = ("data", "model", "optim", "strategy", "train", "seeds.py", "tensors.py")
+DECISIVE = ("data", "model", "network", "optim", "strategy", "train", "seeds.py", "tensors.py")
 """Rooms and modules whose code decides numbers."""
 
 

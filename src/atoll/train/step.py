@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.data.batch import Batch, Loader
+from atoll.model import gpu
 from atoll.optim.clip import clip_factors, gradient_norms, non_finite_names
 from atoll.strategy.base import Round, Traffic
 from atoll.train.capture import WARM_UPDATES, Capture, Columns
@@ -35,6 +36,8 @@ class UpdatePlan:
         grad_clip: Largest gradient norm of a local model, None for no limit.
         amp: Autocast type of matrix products, None for none.
         compiled: Whether forward and backward are compiled.
+        kernels: Whether forward and backward go through `atoll.model.gpu`, in bfloat16, wherever
+            rows carry no document numbers.
         captured: Whether the whole update is recorded as a CUDA graph; the optimizer then has its
             kernels, and the strategy exchanges nothing but what its `mixing` says.
         generation: Group starts so far.
@@ -46,6 +49,7 @@ class UpdatePlan:
     grad_clip: float | None
     amp: torch.dtype | None = None
     compiled: bool = False
+    kernels: bool = False
     captured: bool = False
     generation: int = 1
     members: tuple[int, ...] = (0,)
@@ -187,16 +191,34 @@ class Update:
     def _backward(self, microbatches: Iterable[Columns]) -> Tensor:
         """Leave the gradients of one update in the arena and return the mean losses, [N]."""
         state = self._state
-        state.model.zero_grad()
         loss_N = torch.zeros(state.model.arena.num_models, device=self._device)
         count = self._local_rows // self._micro_rows
         for number, columns in enumerate(microbatches, start=1):
             with state.strategy.microbatch(last=number == count):
-                with self._autocast():
-                    sum_N, _ = self._module(*columns)
-                (sum_N / self._divisors.loss_N).sum().backward()
-            loss_N += sum_N.detach() / self._divisors.weight_N
+                sum_N = self._gradients(columns, first=number == 1)
+            loss_N += sum_N / self._divisors.weight_N
         return loss_N
+
+    def _gradients(self, columns: Columns, *, first: bool) -> Tensor:
+        """Leave the gradients of one microbatch in the arena, the first alone, others added.
+
+        Returns:
+            Each model's weighted loss sum, [N].
+        """
+        model, divisor_N = self._state.model, self._divisors.loss_N
+        inputs, targets, weights, positions, documents = columns
+        if self._plan.kernels and documents is None:
+            assert inputs is not None
+            assert targets is not None
+            return gpu.gradients(
+                model, inputs, targets, weights, positions, divisor_N=divisor_N, add=not first
+            )
+        if first:
+            model.zero_grad()
+        with self._autocast():
+            sum_N, _ = self._module(*columns)
+        (sum_N / divisor_N).sum().backward()
+        return sum_N.detach()
 
     def _judge(self, loss_N: Tensor) -> Tensor:
         """Return losses and gradient norms, [2, N]; a bad one holds the weights still."""

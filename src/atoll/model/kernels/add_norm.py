@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 TILE_ELEMENTS = 4096
-PROGRAMS = 1024
+BACKWARD_WARPS = 2
+PROGRAMS = 4096
 """Programs of the backward pass; each sums the scale's gradient over its rows."""
 
 
@@ -92,7 +93,7 @@ class _AddNorm(torch.autograd.Function):
             TILE=tile,
             ADD=ctx.has_delta,
             RESIDUAL=grad_sum_RD is not None,
-            num_warps=4,
+            num_warps=BACKWARD_WARPS,
         )
         return grad_x_RD, grad_delta_RD, partial_NGD.sum(1), None
 
