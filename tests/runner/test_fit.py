@@ -61,6 +61,56 @@ def test_disk_must_hold_coming_checkpoints_and_weights(
     assert "training.checkpoint_keep" in str(raised.value.hint)
 
 
+GOSSIP = {"kind": "gossip", "topology": "complete", "scheme": "atc"}
+
+
+def packed(*, micro_batch_size: int = 16, **strategy) -> RunConfig:
+    """Return the recipe with 8 local models, 16 sequences each in an update."""
+    return RunConfig.model_validate(
+        {
+            "training": {"checkpoint_policy": "final", "micro_batch_size": micro_batch_size},
+            "strategy": {"placement": "packed", "models": 8} | strategy,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kept"),
+    [
+        (GOSSIP, 0),
+        ({"kind": "diloco"}, 2),
+        ({"kind": "diloco", "outer_momentum": 0.0}, 1),
+    ],
+)
+def test_packed_models_need_disk_and_memory_for_all_of_them_and_what_lies_between(
+    strategy, kept, monkeypatch, tmp_path
+):
+    config = packed(**strategy)
+    disk = PARAMETERS * (8 * 12 + kept * 4 + 4)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, disk))
+    fit.check_disk(config, plan_budget(config), tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, disk - 1))
+    with pytest.raises(StorageError, match="1 checkpoints"):
+        fit.check_disk(config, plan_budget(config), tmp_path)
+    memory = PARAMETERS * (8 * 16 + kept * 4 + 4)  # the last one is what is judged
+    monkeypatch.setattr(fit, "free_memory", lambda device: memory)
+    fit.check_memory(config, CPU, amp=None)
+    monkeypatch.setattr(fit, "free_memory", lambda device: memory - 1)
+    with pytest.raises(AtollError, match="moments of 8 local models take") as raised:
+        fit.check_memory(config, CPU, amp=None)
+    assert "fewer local models (strategy.models is 8)" in str(raised.value.hint)
+
+
+def test_advice_for_packed_models_counts_the_sequences_of_all_in_one_backward():
+    error = fit.out_of_memory(MemoryError(), packed(**GOSSIP), CPU)
+    assert error.hint == (
+        "set training.micro_batch_size=8 (it is 16 for each of 8 local models, 128 in one "
+        "backward); the update stays the same"
+    )
+    error = fit.out_of_memory(MemoryError(), packed(micro_batch_size=1, **GOSSIP), CPU)
+    assert "choose fewer local models (strategy.models is 8)" in str(error.hint)
+
+
 def test_state_that_cannot_fit_is_refused(monkeypatch):
     monkeypatch.setattr(fit, "free_memory", lambda device: 16 * PARAMETERS - 1)
     with pytest.raises(AtollError, match=r"take 0\.30 GiB; cpu has 0\.30 GiB free"):

@@ -3,18 +3,16 @@
 import json
 import logging
 import math
-import multiprocessing
-import os
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from in_a_process import run_in_a_process
 
 from atoll import faults
 from atoll.config.recipes import find_recipe
-from atoll.config.schema import RunConfig
 from atoll.errors import StateMismatchError
 from atoll.runner import run
 from atoll.runner.changes import check_changes
@@ -111,20 +109,3 @@ def test_a_run_that_ends_between_outer_steps_says_what_is_judged(recipe, caplog,
         if told
         else []
     )
-
-
-def run_in_a_process(config: RunConfig, *, fault: str, resume: bool = False) -> int | None:
-    """Run in a fresh process with a failpoint armed; return its exit code."""
-    context = multiprocessing.get_context("forkserver")
-    preload = ["atoll.runner", "tokenizers", "matplotlib.figure", "matplotlib.backends.backend_svg"]
-    context.set_forkserver_preload(preload)
-    process = context.Process(target=_child, args=(config, fault, resume))
-    process.start()
-    process.join()
-    return process.exitcode
-
-
-def _child(config: RunConfig, fault: str, resume: bool) -> None:
-    faults.arm(fault)
-    result = run(config, resume=config.runtime.output_dir if resume else None)
-    os._exit(0 if result.status == "finished" else 130)

@@ -1,17 +1,15 @@
 """Going on after a stop or a kill: the end is that of a run which never stopped."""
 
 import json
-import multiprocessing
-import os
 import signal
 import sys
 
 import pytest
+from in_a_process import run_in_a_process
 from made_up import made_up_tokens, tokenizer_json
 
 from atoll import faults
 from atoll.checkpoint.load import list_checkpoints
-from atoll.config.schema import RunConfig
 from atoll.data.cachewriter import write_cache
 from atoll.errors import StateMismatchError, UsageError
 from atoll.runner import run
@@ -148,23 +146,6 @@ def test_run_killed_before_its_first_checkpoint_starts_again(recipe, unbroken):
     resumed = run(config, resume=config.runtime.output_dir)
     assert resumed.facts["resumed_from_step"] is None
     assert_same_end(resumed.facts, unbroken)
-
-
-def run_in_a_process(config: RunConfig, *, fault: str, resume: bool = False) -> int | None:
-    """Run in a fresh process with a failpoint armed; return its exit code."""
-    context = multiprocessing.get_context("forkserver")
-    preload = ["atoll.runner", "tokenizers", "matplotlib.figure", "matplotlib.backends.backend_svg"]
-    context.set_forkserver_preload(preload)
-    process = context.Process(target=_child, args=(config, fault, resume))
-    process.start()
-    process.join()
-    return process.exitcode
-
-
-def _child(config: RunConfig, fault: str, resume: bool) -> None:
-    faults.arm(fault)
-    result = run(config, resume=config.runtime.output_dir if resume else None)
-    os._exit(0 if result.status == "finished" else 130)
 
 
 processes = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")

@@ -8,7 +8,9 @@ from pathlib import Path
 import torch
 
 from atoll.config.budget import Budget
+from atoll.config.model import parameter_count
 from atoll.config.schema import RunConfig
+from atoll.config.strategy import StrategyConfig
 from atoll.config.training import TrainingConfig
 from atoll.errors import AtollError, StorageError
 from atoll.files import MIB
@@ -16,8 +18,9 @@ from atoll.model.cost import training_memory
 
 logger = logging.getLogger(__name__)
 
+WEIGHT_BYTES = 4
 STATE_BYTES = 12
-"""Bytes of a checkpoint for each parameter: FP32 weight and two moments."""
+"""Bytes of a checkpoint for each parameter of each local model: FP32 weight and two moments."""
 GIB = 1 << 30
 
 
@@ -57,7 +60,8 @@ def check_disk(config: RunConfig, budget: Budget, folder: Path, *, done_epochs: 
     if config.training.checkpoint_keep is not None:
         # One more lies there while the new one is written and the oldest not yet removed.
         coming = min(coming, config.training.checkpoint_keep + 1)
-    needed = budget.parameters * (coming * STATE_BYTES + 4)
+    weights = budget.parameters * WEIGHT_BYTES
+    needed = coming * checkpoint_bytes(config, budget.parameters) + weights
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise StorageError(
@@ -68,35 +72,53 @@ def check_disk(config: RunConfig, budget: Budget, folder: Path, *, done_epochs: 
         )
 
 
+def checkpoint_bytes(config: RunConfig, parameters: int) -> int:
+    """Return the bytes of one checkpoint's large tensors.
+
+    Args:
+        config: The recipe.
+        parameters: P, of one model.
+    """
+    models = config.strategy.models * STATE_BYTES
+    return parameters * (models + WEIGHT_BYTES * _kept_between(config.strategy))
+
+
 def check_memory(config: RunConfig, device: torch.device, *, amp: torch.dtype | None) -> None:
-    """Refuse a model whose state alone does not fit, and warn where activations may not.
+    """Refuse local models whose state alone does not fit, and warn where activations may not.
+
+    Besides the models themselves there is what the strategy keeps between them and, where there
+    are several, the one that is judged.
 
     Raises:
-        AtollError: Weights, gradients and moments do not fit.
+        AtollError: The state does not fit.
     """
     free = free_memory(device)
     if free is None:
         return
-    rows = config.training.batch_tokens // config.model.context_length // config.strategy.models
+    models = config.strategy.models
     needed = training_memory(
         config.model,
-        micro_batch_size=min(config.training.micro_batch_size, rows),
-        num_models=config.strategy.models,
+        micro_batch_size=_micro_rows(config)[0],
+        num_models=models,
         narrow=amp is not None,
         device_type=device.type,
     )
-    state = needed.weights + needed.gradients + needed.moments
+    others = _kept_between(config.strategy) + (models > 1)
+    between = WEIGHT_BYTES * parameter_count(config.model) * others
+    state = needed.weights + needed.gradients + needed.moments + between
+    whose = f" of {models} local models" if models > 1 else ""
+    fewer = f"fewer local models (strategy.models is {models}), " if models > 1 else ""
     if state > free:
         raise AtollError(
-            f"weights, gradients and moments take {state / GIB:.2f} GiB; {device} has "
+            f"weights, gradients and moments{whose} take {state / GIB:.2f} GiB; {device} has "
             f"{free / GIB:.2f} GiB free.",
-            hint="choose a smaller model.width or model.layers, or another runtime.device",
+            hint=f"choose {fewer}a smaller model.width or model.layers, or another runtime.device",
         )
-    if needed.total > free:
+    if needed.total + between > free:
         logger.warning(
             "this may not fit: about %.2f GiB are needed, %s has %.2f GiB free; "
             "a smaller training.micro_batch_size needs less",
-            needed.total / GIB,
+            (needed.total + between) / GIB,
             device,
             free / GIB,
         )
@@ -114,14 +136,21 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def out_of_memory(error: BaseException, config: RunConfig, device: torch.device) -> AtollError:
-    """Return the error that says what to do when memory ran out during an update."""
-    rows = config.training.batch_tokens // config.model.context_length // config.strategy.models
-    micro = min(config.training.micro_batch_size, rows)
+    """Return the error that says what to do when memory ran out during an update.
+
+    A microbatch has `training.micro_batch_size` sequences of each local model, all in one backward.
+    """
+    models = config.strategy.models
+    micro, rows = _micro_rows(config)
     if micro > 1:
         half = next(size for size in range(micro // 2, 0, -1) if rows % size == 0)
-        hint = f"set training.micro_batch_size={half} (it is {micro}); the update stays the same"
+        now = f"it is {micro}"
+        if models > 1:
+            now += f" for each of {models} local models, {micro * models} in one backward"
+        hint = f"set training.micro_batch_size={half} ({now}); the update stays the same"
     else:
-        hint = "choose a smaller model.context_length, model.width or model.layers"
+        fewer = f"fewer local models (strategy.models is {models}), or " if models > 1 else ""
+        hint = f"choose {fewer}a smaller model.context_length, model.width or model.layers"
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
     return AtollError(f"memory ran out on {device}: {first}", hint=hint)
 
@@ -131,6 +160,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def _micro_rows(config: RunConfig) -> tuple[int, int]:
+    """Return the sequences of one local model in one backward and in one update."""
+    rows = config.training.batch_tokens // config.model.context_length // config.strategy.models
+    return min(config.training.micro_batch_size, rows), rows
+
+
+def _kept_between(strategy: StrategyConfig) -> int:
+    """Return the models whose weights a strategy keeps: diloco its parent and its momentum."""
+    return 1 + (strategy.outer_momentum > 0) if strategy.kind == "diloco" else 0
 
 
 def _system_available() -> int | None:
