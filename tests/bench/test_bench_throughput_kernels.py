@@ -50,6 +50,8 @@ KERNELS = {
     "aten::silu_backward": "elementwise",
     "aten::embedding_dense_backward": "elementwise",
     "_RmsNormBackward": "elementwise",
+    "## Call CompiledFxGraph fyqoefwm4ydbtqtdp2sneoqmjj ##": "elementwise",
+    "Torch-Compiled Region: 0/0": "other",
     "aten::as_strided": "other",
     "autograd::engine::evaluate_function: MmBackward0": "other",
     "SliceBackward0": "other",
@@ -81,6 +83,8 @@ GENERIC = f"{NATIVE}elementwise_kernel<128, 4, direct_copy_kernel_cuda>"
         ("aten::bmm", ("aten::_scaled_dot_product_attention_math",), "attention"),
         ("aten::_softmax", ("aten::_scaled_dot_product_attention_math",), "attention"),
         ("aten::empty", ("_SwiGlu",), "elementwise"),
+        ("aten::mm", ("## Call CompiledFxGraph fy ##",), "gemm"),
+        ("atoll::sums_and_gradients", ("## Call CompiledFxGraph fy ##",), "loss"),
     ],
 )
 def test_what_is_around_decides_what_a_name_leaves_open(name, context, term):

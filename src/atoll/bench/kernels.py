@@ -64,6 +64,7 @@ OTHER = re.compile(
     r"|result_type|promote_types|resolve_conj|resolve_neg|lift_fresh|set|is_nonzero|item"
     r"|_local_scalar_dense|scalar_tensor|arange|to|_has_compatible_shallow_copy_type)_?$"
     r"|^detach_?$|^autograd::|^torch::autograd::|Backward\d*$|^CompiledFunction$"
+    r"|^(TorchDynamo|AOTDispatcher|Pregraph|Torch-Compiled Region|PyTorch Profiler)"
 )
 ELEMENTWISE_OPERATOR = re.compile(
     r"^_(RmsNorm|AddNorm|SwiGlu|SplitHeads|Embed|EmbedPacked)(Backward)?$"
@@ -73,6 +74,9 @@ ELEMENTWISE = re.compile(
     r"|indexSelect|indexFunc|gather|scatter|embedding|krn_partial|compute_grad_weight"
     r"|sum_and_scatter|cub::|RadixSort|DeviceRadix|DeviceScan|DeviceReduce|layer_?norm|rms_?norm"
     r"|^triton_(poi|red|per|for|mix)_|_for_fused_"
+    # On a CPU the own time of a compiled graph is that of its generated loops; products, attention
+    # and the loss are operators inside it.
+    r"|^## Call CompiledFxGraph"
     r"|^aten::(add|sub|rsub|mul|div|neg|abs|pow|square|sqrt|rsqrt|reciprocal|exp|log|sum|mean|amax"
     r"|amin|max|min|maximum|minimum|all|any|silu|silu_backward|sigmoid|sigmoid_backward|cat|stack"
     r"|where|index|index_select|index_put|_index_put_impl|index_add|gather|scatter|masked_fill"

@@ -32,6 +32,7 @@ from atoll.bench.throughput_windows import (
     window_order,
 )
 from atoll.bench.timing import SYSTEM, Stopwatch
+from atoll.config.model import parameter_count
 from atoll.config.schema import RunConfig
 from atoll.data.batch import Loader
 from atoll.errors import UnavailableError, UsageError
@@ -50,7 +51,8 @@ RULES = (
     f"void where more than {LARGEST_VOID_SHARE:.0%} are not. Rates count targets of all local "
     "models. Terms are sums of kernel durations (on a CPU: of operators' own time) in a trace "
     "apart from the windows; the floor of a kernel is the longer of its operations at the measured "
-    "rate of a large product and its bytes at that of a large copy."
+    "rate of a large product and its bytes at that of a large copy. Bytes that stay in a cache "
+    "move faster than a large copy, so that a share may exceed 1 on a CPU with a small model."
 )
 
 
@@ -109,6 +111,7 @@ def throughput(
             compiled=execution.compiled,
         ),
         _no_silent_fallback(compiled=execution.compiled),
+        _memory_named(config, device),
         ExitStack() as stack,
     ):
         loaders = [stack.enter_context(closing(_open_rows(config, request, device))) for _ in modes]
@@ -116,12 +119,7 @@ def throughput(
             _build(config, mode, loader, device, execution)
             for mode, loader in zip(modes, loaders, strict=True)
         ]
-        try:
-            measured = _measure(contenders, request, device, stopwatch=stopwatch, note=note)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise out_of_memory(error, config, device) from error
-            raise
+        measured = _measure(config, contenders, request, device, stopwatch=stopwatch, note=note)
         threads = torch.get_num_threads()
     return {
         "format_version": FORMAT_VERSION,
@@ -133,14 +131,27 @@ def throughput(
         "load_average_1_minute_at_end": machine()["load_average_1_minute"],
         "device": _device_facts(device),
         "threads": threads,
+        "execution": _execution_facts(execution),
+        **_recipe_facts(config),
+        "data": {"kind": request.data, "identity": loaders[0].identity},
+        **_request_facts(request, modes),
+        **measured,
+    }
+
+
+def _recipe_facts(config: RunConfig) -> dict[str, Any]:
+    return {
         "versions": versions() | {"cuda": torch.version.cuda},
         "source_hash": source_hash(),
         "source_revision": source_revision(),
         "config_identity": config_identity(config),
         "config": config.model_dump(mode="json"),
-        "deterministic": runtime.deterministic,
-        "execution": _execution_facts(execution),
-        "data": {"kind": request.data, "identity": loaders[0].identity},
+        "deterministic": config.runtime.deterministic,
+    }
+
+
+def _request_facts(request: Request, modes: Sequence[Mode]) -> dict[str, Any]:
+    return {
         "rules": RULES,
         "order_seed": request.seed,
         "order": window_order(modes, windows=request.windows, seed=request.seed),
@@ -148,7 +159,6 @@ def throughput(
         "windows_per_mode": request.windows,
         "warm_up_windows_per_mode": WARM_UP_WINDOWS,
         "updates_per_warm_up_window": warm_up_updates(request.updates),
-        **measured,
     }
 
 
@@ -185,6 +195,7 @@ def _build(
 
 
 def _measure(
+    config: RunConfig,
     contenders: Sequence[Contender],
     request: Request,
     device: torch.device,
@@ -212,6 +223,7 @@ def _measure(
         found = rates(windows, contender.mode, targets=contender.targets * request.updates)
         modes[contender.mode] = {
             "local_models": contender.num_models,
+            "parameters_of_all_models": contender.num_models * parameter_count(config.model),
             "targets_per_update": contender.targets,
             "targets_per_window": contender.targets * request.updates,
             "targets_per_backward_of_one_model": contender.micro_targets,
@@ -247,6 +259,17 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
         "multiprocessors": properties.multi_processor_count,
         "memory_bytes": properties.total_memory,
     }
+
+
+@contextmanager
+def _memory_named(config: RunConfig, device: torch.device) -> Iterator[None]:
+    """Say what to do where memory runs out, as a run does."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise out_of_memory(error, config, device) from error
+        raise
 
 
 @contextmanager
