@@ -31,6 +31,7 @@ def train(
     \b
     Examples:
       atoll train --config tiny --set runtime.output_dir=runs/tiny
+      atoll train --config 20m --config packed8-20m-awc --set runtime.output_dir=runs/packed
       atoll train --resume runs/tiny
     """
     from atoll.config.load import load_config
