@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from atoll.model.attention import attention
+from atoll.model.exact_attention import exact_attention
 from atoll.tensors import IGNORE
 
 if TYPE_CHECKING:
@@ -107,6 +108,9 @@ def _features(
             x.view(models, rows * tokens, -1), arena.cut(narrow_NP, name), sink, add
         )
 
+    exact = torch.are_deterministic_algorithms_enabled() and inputs_NBT.is_cuda
+    equal = all(block.query_heads == block.key_heads for block in model.blocks)
+    attend = exact_attention if exact and equal else attention
     x_RD = _embed(model, inputs_NBT.reshape(models, -1)).view(-1, width)
     delta_RD = None
     for layer, block in enumerate(model.blocks):
@@ -115,7 +119,7 @@ def _features(
         heads = block.query_heads + 2 * block.key_heads
         qkv_BTHC = qkv.view(models * rows, tokens, heads, 2 * cos.shape[-1])
         q, k, v = split_heads(qkv_BTHC, cos, sin, block.query_heads, block.key_heads)
-        joined = attention(q, k, v).transpose(1, 2).reshape(models * rows * tokens, -1)
+        joined = attend(q, k, v).transpose(1, 2).reshape(models * rows * tokens, -1)
         delta = product(joined, f"layers.{layer}.attention_out")
         x_RD, normed = add_norm(x_RD, delta.view(-1, width), block.mlp_norm, eps)
         gate_up = product(normed, f"layers.{layer}.gate_up")
