@@ -69,6 +69,14 @@ def test_a_vocabulary_longer_than_the_real_block_is_read_whole(kernel_device):
     assert_is_its_twin(logits, ids, torch.ones(3, device=kernel_device))
 
 
+def test_targets_and_weights_may_be_strided(kernel_device):
+    logits = draw(3, 19, seed=0, device=kernel_device, dtype=NARROW)
+    ids = torch.arange(12, device=kernel_device).view(3, 4)[:, 3:].reshape(-1)
+    weights = draw(3, 4, seed=1, device=kernel_device)[:, 3:].reshape(-1)
+    assert not ids.is_contiguous()
+    assert_is_its_twin(logits, ids, weights)
+
+
 @pytest.mark.parametrize("chosen", [0, 1, 18])
 def test_huge_logits_neither_overflow_nor_lose_the_target(kernel_device, chosen, monkeypatch):
     monkeypatch.setattr(kernel, "BLOCK", 8)

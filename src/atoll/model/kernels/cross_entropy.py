@@ -31,8 +31,8 @@ def cross_entropy(
     block = min(BLOCK, triton.next_power_of_2(vocabulary))
     atoll_cross_entropy[(rows,)](
         logits_RV,
-        ids_R,
-        weights_R,
+        ids_R.contiguous(),  # one row of each of several models, flattened, is strided
+        weights_R.contiguous(),
         losses_R,
         VOCABULARY=vocabulary,
         BLOCK=block,
