@@ -250,13 +250,9 @@ class _Embed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+        from atoll.model.kernels.embedding import add_rows
+
         (grad_NMD,) = grads
         (ids_NM,) = ctx.saved_tensors
-        models, vocabulary, width = ctx.sink_NVD.shape
-        first_N1 = torch.arange(models, device=ids_NM.device).unsqueeze(1) * vocabulary
-        rows_M = (ids_NM + first_N1).reshape(-1)
-        grad = torch.ops.aten.embedding_dense_backward(
-            grad_NMD.reshape(-1, width), rows_M, models * vocabulary, -1, False
-        )
-        ctx.sink_NVD.add_(grad.view(models, vocabulary, width))
+        add_rows(ctx.sink_NVD, ids_NM, grad_NMD.contiguous())
         return None, None
