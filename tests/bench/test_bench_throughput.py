@@ -300,6 +300,8 @@ def test_terms_sum_to_what_was_traced_and_nothing_is_unknown(measured, mode):
     trace, against = found["trace"], found["against_floor"]
     terms = {term: entry["measured_ns_per_target"] for term, entry in against["terms"].items()}
     assert terms == trace["terms_ns_per_target"]
+    products = against["terms"]["gemm"]
+    assert products["measured_us_per_update"] == pytest.approx(256 * terms["gemm"] / 1000)
     assert sum(terms.values()) == pytest.approx(trace["total_ns_per_target"])
     assert sum(terms.values()) + trace["gaps"]["ns_per_target"] == pytest.approx(
         trace["span_ns_per_target"]

@@ -4,7 +4,11 @@ import pytest
 
 from atoll.bench.kernels import AFTER_BACKWARD, TERMS, term_of
 from atoll.bench.kernels_trace import UPDATE, by_term, read_timeline
+from atoll.bench.roofs import Roofs, against_floors, floors
+from atoll.bench.throughput_table import table
+from atoll.config.model import ModelConfig
 from atoll.errors import AtollError
+from atoll.model.cost import update_parts
 
 NATIVE = "void at::native::"
 KERNELS = {
@@ -226,6 +230,42 @@ def test_terms_sum_to_the_total_and_with_gaps_to_the_span(events, on_device):
     assert total == pytest.approx(found["total_ns_per_target"])
     assert total + found["gaps"]["ns_per_target"] == pytest.approx(found["span_ns_per_target"])
     assert found["busy_share"] == pytest.approx(total / found["span_ns_per_target"])
+
+
+def test_people_see_gaps_launches_and_names_that_no_rule_knows():
+    trace = by_term(read_timeline(GPU_TRACE, on_device=True), targets=100)
+    parts = update_parts(ModelConfig(), local_targets=100, micro_targets=100, narrow=True)
+    floor = floors(parts, Roofs(790e12, 4.3e12, {}))
+    against = against_floors(trace["terms_ns_per_target"], floor, pause=70.0)
+    mode = {
+        "targets_per_second": {"median": 2.5e6, "min": 2.4e6, "max": 2.6e6},
+        "num_windows": 8,
+        "peak_device_bytes": 3 << 29,
+        "ns_per_target": 400.0,
+        "share_of_product_roof": 0.31,
+        "floor": floor,
+        "trace": trace,
+        "against_floor": against,
+    }
+    text = table(
+        {
+            "device": {"name": "Some GPU"},
+            "roofs": {
+                "flops_per_second": 790e12,
+                "bytes_per_second": 4.3e12,
+                "gemm_dtype": "bfloat16",
+            },
+            "updates_per_window": 20,
+            "modes": {"packed": mode},
+            "ratios": [],
+        }
+    )
+    assert "Some GPU: products 790 TFLOP/s (bfloat16), copies 4300 GB/s" in text
+    assert "packed: 2.5M/s targets [2.4M/s .. 2.6M/s] over 8 windows of 20 updates" in text
+    assert "peak 1.50 GiB" in text
+    assert "pauses                      70.0" in text
+    assert "3 gaps, the largest 5 us; 5 launches took the host 100.0 ns/target" in text
+    assert "1 calls that no rule knows took 80.0 ns/target, counted as other: my_new_kernel" in text
 
 
 def test_a_trace_without_updates_or_kernels_is_refused():

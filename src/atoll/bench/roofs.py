@@ -18,8 +18,12 @@ from atoll.bench.timing import SYSTEM, Stopwatch
 from atoll.model.cost import Part
 from atoll.train.device import wait_for
 
-GEMM_SIZE = {"cuda": 8192, "cpu": 1536}
-"""Rows and columns of the square product by device type; others use the CPU's."""
+GEMM_SIZE = 8192
+"""Rows and columns of the square product on a GPU."""
+
+CPU_GEMM_SIZES = {8: 1024, 1 << 30: 4096}
+"""The same on a CPU of up to that many threads: the smallest that reached the rate of larger ones
+on one thread, and one large enough for many."""
 
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}
 """Bytes that are copied; far more than any cache holds."""
@@ -57,11 +61,11 @@ def measure_roofs(
     Args:
         device: Where; a CPU uses the threads that torch has now.
         dtype: Of the product.
-        gemm_size: Rows and columns. Default: GEMM_SIZE.
+        gemm_size: Rows and columns. Default: GEMM_SIZE, on a CPU CPU_GEMM_SIZES.
         copy_bytes: Bytes of one buffer. Default: COPY_BYTES.
         stopwatch: How samples are timed.
     """
-    size = gemm_size or GEMM_SIZE.get(device.type, GEMM_SIZE["cpu"])
+    size = gemm_size or _gemm_size(device)
     copied = copy_bytes or COPY_BYTES.get(device.type, COPY_BYTES["cpu"])
     calls = BATCH.get(device.type, BATCH["cpu"])
     gemm_seconds = _time(_product(size, dtype, device), calls, device, stopwatch=stopwatch)
@@ -147,6 +151,13 @@ def against_floors(
         "remaining_by_term_ns_per_target": remaining,
         "largest_remaining": {"term": largest, "ns_per_target": remaining[largest]},
     }
+
+
+def _gemm_size(device: torch.device) -> int:
+    if device.type == "cuda":
+        return GEMM_SIZE
+    threads = torch.get_num_threads()
+    return next(size for limit, size in CPU_GEMM_SIZES.items() if threads <= limit)
 
 
 def _product(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:

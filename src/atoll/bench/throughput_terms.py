@@ -49,5 +49,10 @@ def compare_terms(
         if contender.device.type == "cuda":
             # The profiler slows the host, not kernels: pauses are those of the untraced windows.
             pause = max(0.0, 1e9 / per_second - trace["total_ns_per_target"])
-        facts["against_floor"] = against_floors(trace["terms_ns_per_target"], floor, pause=pause)
+        against = against_floors(trace["terms_ns_per_target"], floor, pause=pause)
+        for entry in against["terms"].values():
+            entry["measured_us_per_update"] = (
+                entry["measured_ns_per_target"] * contender.targets / 1e3
+            )
+        facts["against_floor"] = against
     return facts
