@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.export import LocalModelOption
-from atoll.cli.options import JsonOption, RunArgument
+from atoll.cli.options import JsonOption, LocalModelOption, RunArgument
 from atoll.cli.output import print_data, print_json
 
 

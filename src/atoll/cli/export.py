@@ -5,18 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from atoll.cli.options import JsonOption
+from atoll.cli.options import JsonOption, LocalModelOption
 from atoll.cli.output import print_data, print_json
-
-LocalModelOption = Annotated[
-    int | None,
-    typer.Option(
-        "--local-model",
-        metavar="I",
-        help="One of a run's packed local models, counted from 0; it takes a checkpoint. "
-        "Default: their average.",
-    ),
-]
 
 
 def export(

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.export import LocalModelOption
-from atoll.cli.options import JsonOption
+from atoll.cli.options import JsonOption, LocalModelOption
 from atoll.cli.output import print_data, print_json, print_piece
 
 

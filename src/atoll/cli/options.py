@@ -44,6 +44,17 @@ RunArgument = Annotated[
 ]
 
 
+LocalModelOption = Annotated[
+    int | None,
+    typer.Option(
+        "--local-model",
+        metavar="I",
+        help="One of a run's packed local models, counted from 0; it takes a checkpoint. "
+        "Default: their average.",
+    ),
+]
+
+
 def command_group(help: str) -> typer.Typer:
     """Return an empty group of verbs, such as `atoll cache ...`, that prints its help when bare."""
     return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)

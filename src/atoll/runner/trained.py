@@ -20,6 +20,7 @@ from atoll.runner.build import cache_folder, open_split, recipe_strategy
 from atoll.runner.folder import RunFolder
 from atoll.runner.judge import evaluation_model
 from atoll.train.device import Execution, resolve_execution
+from atoll.train.state import layout_identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,11 @@ def _judged(found: Checkpoint, config: RunConfig, device: torch.device, *, kerne
     for name, view in models.arena.named().items():
         view.copy_(found.snapshot.tensors[f"model.{name}"])
     strategy = recipe_strategy(config, models)
+    if found.snapshot.facts.get("layout") != layout_identity(models.arena):
+        raise StateMismatchError(
+            f"the parameters of {found.folder} lie in another order than in this version.",
+            hint="open it with the version that its manifest names",
+        )
     strategy.restore(found.snapshot.under("strategy"))
     return evaluation_model(models, strategy, step=found.manifest.step)
 

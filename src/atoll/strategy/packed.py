@@ -87,8 +87,12 @@ def check_saved(
 
 
 def _average(piece_NC: Tensor) -> Tensor:
+    # One model after another: a reduction kernel of each device would add in an order of its own.
     first_C = piece_NC[0]
-    return first_C - (first_C - piece_NC).mean(dim=0)
+    off_C = torch.zeros_like(first_C)
+    for other_C in piece_NC[1:]:
+        off_C += first_C - other_C
+    return first_C - off_C.mul_(1 / len(piece_NC))
 
 
 def _form(tensor: Tensor) -> str:

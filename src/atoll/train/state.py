@@ -7,6 +7,7 @@ from torch import Tensor
 
 from atoll.errors import StateMismatchError
 from atoll.files import identity
+from atoll.model.arena import Arena
 from atoll.model.llama import Llama
 from atoll.optim.adamw import AdamW
 from atoll.strategy.base import Strategy
@@ -46,7 +47,7 @@ class TrainState:
         """
         strategy = self.strategy.snapshot()  # first: it may complete what is in flight
         saved = Snapshot(facts={"step": self.step, "cursor": self.cursor})
-        saved.facts["layout"] = self._layout()
+        saved.facts["layout"] = layout_identity(self.model.arena)
         for name, weight in self.model.arena.named().items():
             saved.tensors[f"model.{name}"] = copy_to_cpu(weight)
         saved.merge("optimizer", self.optimizer.snapshot())
@@ -99,23 +100,21 @@ class TrainState:
     def _device(self) -> torch.device:
         return self.model.arena.data_NP.device
 
-    def _layout(self) -> str:
-        """Name the order of parameters in the arena, in which the moments are stored."""
-        places = [
-            [name, place.offset, list(place.shape)]
-            for name, place in self.model.arena.slices.items()
-        ]
-        return identity([places, self.model.arena.decay_size])
-
     def _fact_problems(self, saved: Snapshot) -> list[str]:
         problems = [
             f"fact {name} is {saved.facts.get(name)!r}; a whole number of at least 0 is required"
             for name in ("step", "cursor")
             if not isinstance(saved.facts.get(name), int) or saved.facts[name] < 0
         ]
-        if saved.facts.get("layout") != self._layout():
+        if saved.facts.get("layout") != layout_identity(self.model.arena):
             problems.append("the parameters lie in another order in the saved moments")
         return problems
+
+
+def layout_identity(arena: Arena) -> str:
+    """Name the order of parameters in an arena, in which flat state is stored."""
+    places = [[name, place.offset, list(place.shape)] for name, place in arena.slices.items()]
+    return identity([places, arena.decay_size])
 
 
 def _differences(own: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
