@@ -36,7 +36,7 @@ AFTER_BACKWARD = "after the last backward"
 ATTENTION = re.compile(
     # Two helpers of cuDNN's backward carry no other sign of attention: dot_do_o, convert_dq.
     r"flash_?(fwd|bwd|attention|fprop|bprop)|fmha|sdpa|scaled_?dot_?product|efficient_attention"
-    r"|flex_attention|dot_do_o|convert_dq",
+    r"|flex_attention|dot_do_o|convert_dq|^_?atoll_attention|^_ExactAttention",
     re.IGNORECASE,
 )
 PRODUCT = re.compile(
@@ -72,7 +72,7 @@ ELEMENTWISE_OPERATOR = re.compile(
 ELEMENTWISE = re.compile(
     r"elementwise_kernel|reduce_kernel|CatArrayBatchedCopy|index_?(select|put|copy|add)?_?\w*kernel"
     r"|indexSelect|indexFunc|gather|scatter|embedding|krn_partial|compute_grad_weight"
-    r"|sum_and_scatter|cub::|RadixSort|DeviceRadix|DeviceScan|DeviceReduce|layer_?norm|rms_?norm"
+    r"|sum_and_scatter|cub::|radix_?sort|bitonic_?sort|DeviceRadix|DeviceScan|DeviceReduce|layer_?norm|rms_?norm"
     r"|^triton_(poi|red|per|for|mix)_|_for_fused_"
     # On a CPU the own time of a compiled graph is that of its generated loops; products, attention
     # and the loss are operators inside it.
