@@ -167,3 +167,29 @@ def test_activations_of_one_part_exist_at_a_time(models_at_once, monkeypatch):
     monkeypatch.setattr(walk._Part, "forward", watched)
     Walk(packed()).gradients(columns(), divisor_N=torch.ones(MODELS))
     assert events == [("forward", 2), ("backward", 2), ("forward", 1), ("backward", 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # torch's compiler uses what it deprecates
+def test_parts_of_one_size_share_what_was_compiled(models_at_once):
+    models_at_once(1)
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def compiler(part):
+        return torch.compile(part, fullgraph=True, dynamic=False, backend=backend)
+
+    model = packed(SMALL.model_copy(update={"layers": 1}))
+    divisor_N = torch.ones(MODELS)
+    sums_N, gradients_NP = one_after_another(model, columns(), divisor_N)
+    found_N = Walk(model, compiler=compiler).gradients(columns(), divisor_N=divisor_N)
+    assert len(graphs) == 1
+    torch.testing.assert_close(found_N, sums_N, rtol=1e-6, atol=0)
+    # The plain twins run under a compiler: float32 rounding (6e-8) in another order.
+    assert (model.arena.grad_NP - gradients_NP).abs().max() <= 1e-5 * gradients_NP.abs().max()
+    torch._dynamo.reset()

@@ -20,7 +20,7 @@ from atoll.model.loss import weighted_loss
 
 PART_BYTES = 40 << 20
 """Activations that the models of one part may keep for their backward, for each thread.
-About the last cache of a server core's cluster; more threads need longer operations to share.
+About the last cache of a server CPU; more threads need longer operations to share.
 A part has one model at least."""
 
 
