@@ -7,7 +7,10 @@ import torch
 from naive_llama import random_tokens
 
 from atoll.config.model import ModelConfig
+from atoll.model import gpu
+from atoll.model.attention import attention
 from atoll.model.cost import training_memory
+from atoll.model.exact_attention import exact_attention
 from atoll.model.generate import generate
 from atoll.model.llama import Llama
 from atoll.model.loss import PIECE_BYTES, weighted_loss
@@ -18,6 +21,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWa
 CONFIG = ModelConfig(
     vocab_size=4096, layers=4, width=256, heads=4, kv_heads=2, ffn_width=704, context_length=256
 )
+
+
+EQUAL_HEADS = CONFIG.model_copy(update={"kv_heads": None})
+"""With these, deterministic updates through kernels have an attention of their own."""
 
 
 def compile_fully(model: Llama):
@@ -33,6 +40,16 @@ def update(model: Llama, tokens_NBU: torch.Tensor, *, narrow: bool, run=None) ->
         sums_N, weights_N = run(tokens_NBU[..., :-1], tokens_NBU[..., 1:])
     (sums_N / weights_N).sum().backward()
     return (sums_N / weights_N).detach()
+
+
+def update_by_kernels(model: Llama, tokens_NBU: torch.Tensor) -> torch.Tensor:
+    """Return the mean losses, and leave what `update` leaves, whatever was there before."""
+    divisor_N = torch.full((len(tokens_NBU),), tokens_NBU[0, :, 1:].numel(), device="cuda").float()
+    model.arena.grad_NP.fill_(float("nan"))
+    sums_N = gpu.gradients(
+        model, tokens_NBU[..., :-1], tokens_NBU[..., 1:], divisor_N=divisor_N, add=False
+    )
+    return sums_N / divisor_N
 
 
 def relative_norm(ours: torch.Tensor, exact: torch.Tensor) -> float:
@@ -52,6 +69,33 @@ def test_bfloat16_stays_near_float32(models, compiled):
     # Products rounded to 8 bits (2^-9 each), some tens of them in a row with random signs.
     assert ((losses - exact).abs() / exact).max() < 2**-9
     assert relative_norm(model.arena.grad_NP, exact_grad) < 0.02
+
+
+@pytest.mark.parametrize("config", [CONFIG, EQUAL_HEADS], ids=["grouped", "equal heads"])
+@pytest.mark.parametrize("models", [1, 3])
+def test_kernels_stay_as_near_to_float32_as_autocast(models, config):
+    model = Llama(config, num_models=models, device="cuda")
+    tokens = random_tokens(config, models, 4, 257).cuda()
+    exact = update(model, tokens, narrow=False)
+    exact_grad = model.arena.grad_NP.clone()
+    losses = update_by_kernels(model, tokens)
+    # As above.
+    assert ((losses - exact).abs() / exact).max() < 2**-9
+    assert relative_norm(model.arena.grad_NP, exact_grad) < 0.02
+
+
+def test_pieces_of_the_logits_join_without_a_seam(monkeypatch):
+    model = Llama(CONFIG, num_models=2, device="cuda")
+    tokens = random_tokens(CONFIG, 2, 4, 258).cuda()  # 4 * 257 rows of each model
+    whole = update_by_kernels(model, tokens)
+    whole_grad = model.arena.grad_NP.clone()
+    memory = torch.cuda.get_device_properties(0).total_memory
+    monkeypatch.setattr(gpu, "LOGITS_SHARE", memory)  # pieces of 256 rows, the last of four
+    losses = update_by_kernels(model, tokens)
+    # Products of fewer rows may add in another order, which moves some results to the next number
+    # in bfloat16.
+    torch.testing.assert_close(losses, whole, rtol=2**-9, atol=0)
+    assert relative_norm(model.arena.grad_NP, whole_grad) < 2**-8
 
 
 def test_float32_on_the_gpu_equals_the_cpu():
@@ -89,6 +133,37 @@ def test_deterministic_updates_repeat_every_bit(models, compiled, documents):
     for sums_N, grad_NP in found[1:]:
         assert torch.equal(sums_N, found[0][0])
         assert torch.equal(grad_NP, found[0][1])
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("config", [CONFIG, EQUAL_HEADS], ids=["grouped", "equal heads"])
+@pytest.mark.parametrize("models", [1, 2])
+def test_deterministic_updates_by_kernels_repeat_every_bit(models, config):
+    model = Llama(config, num_models=models, device="cuda")
+    tokens = random_tokens(config, models, 4, 257).cuda()
+    found = [(update_by_kernels(model, tokens), model.arena.grad_NP.clone()) for _ in range(3)]
+    for losses, grad_NP in found[1:]:
+        assert torch.equal(losses, found[0][0])
+        assert torch.equal(grad_NP, found[0][1])
+
+
+@pytest.mark.parametrize(("tokens", "channels"), [(16, 32), (200, 64), (256, 128)])
+def test_exact_attention_is_its_twin_and_repeats_every_bit(tokens, channels):
+    generator = torch.Generator().manual_seed(0)
+    shape = 3, tokens, 4, channels
+    qkv_and_grad = [
+        torch.randn(shape, generator=generator).to("cuda", torch.bfloat16) for _ in range(4)
+    ]
+    found = []
+    for function, dtype in ((exact_attention, None), (exact_attention, None), (attention, "wide")):
+        leaves = [x.double() if dtype else x.clone() for x in qkv_and_grad]
+        *qkv, grad = (x.transpose(1, 2).requires_grad_() for x in leaves)
+        result = function(*qkv)
+        found.append([result, *torch.autograd.grad(result, qkv, grad)])
+    for once, again, exact in zip(*found, strict=True):
+        assert torch.equal(once, again)
+        # Probabilities and results rounded to bfloat16, 2^-9 each.
+        assert relative_norm(once, exact) < 2**-7
 
 
 def test_memory_of_the_loss_is_bounded_by_its_pieces():
