@@ -3,11 +3,12 @@
     python benchmarks/packed_gpu.py OUT WORK measure|quality [--gpus 4] [--config tiny ...]
 
 `measure` prepares the token cache (this machine's Python packages and C headers), then runs the
-reference command line and its single twin, the comparison of modes with time by term, two
-processes and a killed and resumed one in deterministic mode, the GPU tests, and the tuning runs at
-5 targets per parameter. `quality` trains the best settings of each kind at 20 targets per
-parameter with three seeds. One process runs on each GPU at a time. WORK keeps caches and runs for
-`quality`; OUT gets results.json, and in runs.tar.gz the metrics and output of every run.
+reference command line and its single twin, two processes and a killed and resumed one in
+deterministic mode, and the tuning runs at 5 targets per parameter. `quality` trains the best
+settings of each kind at 20 targets per parameter with three seeds, compares the modes with time by
+term and with the price of exactness, and runs the GPU tests. One process runs on each GPU at a
+time. WORK keeps caches and runs for `quality`; OUT gets results.json and, in runs.tar.gz, the
+metrics and output of every run.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("phase", choices=("measure", "quality"))
     parser.add_argument("--gpus", type=int, default=4)
-    parser.add_argument("--only", nargs="*", default=None, help="names that jobs begin with")
+    parser.add_argument("--only", nargs="*", default=None, help="parts of jobs' names")
     parser.add_argument("--base", nargs="*", default=["20m"], help="recipes of one model")
     parser.add_argument("--packed", nargs="*", default=["packed8-20m-awc"])
     parser.add_argument("--ratios", nargs=3, type=float, default=(14, 5, 20))
@@ -56,7 +57,7 @@ def main() -> None:
     study = Study(options)
     jobs = study.measurements() if options.phase == "measure" else study.finals()
     if options.only is not None:
-        jobs = [job for job in jobs if any(job.name.startswith(name) for name in options.only)]
+        jobs = [job for job in jobs if any(part in job.name for part in options.only)]
     study.run(jobs)
     study.write()
 
@@ -121,19 +122,9 @@ class Study:
             "training.log_every=10",
             "runtime.deterministic=true",
         ]
-        recipes = [
-            word for r in self.options.base + self.options.packed for word in ("--config", r)
-        ]
-        bench = ["bench", "throughput", *recipes]
         jobs = [
             self.train("reference-packed8", *whole, packed=8),
             self.train("reference-single", *whole),
-            Job("bench-modes", [*bench, *MODES, "--updates", "10", "--windows", "8"]),
-            Job(
-                "bench-exact",
-                [*bench, "--updates", "10", "--windows", "6", "--deterministic", "both"],
-            ),
-            Job("gpu-tests", ["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "tests"]),
             self.train("exact-1", *exact, packed=8),
             self.train("exact-2", *exact, packed=8),
             self.train(
@@ -154,25 +145,33 @@ class Study:
         ]
 
     def finals(self) -> list[Job]:
-        _, _, full = self.options.ratios
+        """Return the runs of the best settings, then what is measured beside them."""
         jobs = []
         for seed in SEEDS:
-            for kind in ("single", "packed4", "packed8"):
-                best = self.best(kind)
-                settings = dict(best[2]) if isinstance(best[2], dict) else best[2]
-                jobs.append(
-                    self.train(
-                        f"final-{kind}-seed{seed}",
-                        f"training.tokens_per_parameters={full}",
-                        f"training.epoch_tokens_per_parameters={full / 4}",
-                        f"runtime.seed={seed}",
-                        f"data.shuffle_seed={seed}",
-                        f"data.cache_path={self.cache()}",
-                        *settings,
-                        packed=best[1],
-                    )
-                )
-        return jobs
+            kinds = ["single", "packed4", "packed8"] + (["packed8-other"] if seed == 0 else [])
+            jobs += [self.final(kind, seed) for kind in kinds]
+        recipes = [x for r in self.options.base + self.options.packed for x in ("--config", r)]
+        bench = ["bench", "throughput", *recipes, "--updates", "10"]
+        return [
+            *jobs,
+            Job("bench-modes", [*bench, *MODES]),
+            Job("bench-exact", [*bench, "--windows", "6", "--deterministic", "both"]),
+            Job("gpu-tests", ["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "tests"]),
+        ]
+
+    def final(self, kind: str, seed: int) -> Job:
+        _, _, full = self.options.ratios
+        _, models, settings = self.best(kind)
+        return self.train(
+            f"final-{kind}-seed{seed}",
+            f"training.tokens_per_parameters={full}",
+            f"training.epoch_tokens_per_parameters={full / 4}",
+            f"runtime.seed={seed}",
+            f"data.shuffle_seed={seed}",
+            f"data.cache_path={self.cache()}",
+            *settings,
+            packed=models,
+        )
 
     def cache(self) -> Path:
         """The one cache: seeds change the order of sequences, and not what was prepared."""
@@ -181,7 +180,8 @@ class Study:
 
     def best(self, kind: str) -> tuple[str, int, tuple[str, ...]]:
         """Return the tuned settings of one kind with the lowest held-out loss."""
-        own = [entry for entry in TUNING if entry[0].startswith(kind) and "other" not in entry[0]]
+        other = "other" in kind
+        own = [x for x in TUNING if x[0].startswith(kind) and ("other" in x[0]) == other]
         return min(own, key=lambda entry: self.loss(f"tune-{entry[0]}"))
 
     def loss(self, name: str) -> float:
@@ -260,9 +260,9 @@ class Study:
             document["runs"][name] = {key: result.get(key) for key in RESULT_KEYS}
             if name.startswith("reference"):
                 document["rates"][name] = self.rate(name)
-        (out / f"{self.options.phase}.json").write_text(json.dumps(document, indent=1))
+        (out / "results.json").write_text(json.dumps(document, indent=1))
         print(json.dumps({key: document[key] for key in ("rates", "quality")}))
-        with tarfile.open(out / f"{self.options.phase}-runs.tar.gz", "w:gz") as archive:
+        with tarfile.open(out / "runs.tar.gz", "w:gz") as archive:
             archive.add(self.work / "logs", "logs")
             archive.add(self.corpus, "corpus.yaml")
             for name in names:
