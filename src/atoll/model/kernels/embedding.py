@@ -107,22 +107,22 @@ def atoll_embedding_seams(
 ):
     stretch = tl.program_id(0).to(tl.int64)
     end = (stretch + 1) * STRETCH
-    if end < num_rows:
-        key = tl.load(keys_R + end - 1)
-        before = tl.load(keys_R + end - STRETCH - 1, mask=stretch > 0, other=-1)
-        goes_on = (tl.load(keys_R + end) == key) & (before != key)
-        if goes_on:  # a run begins in this stretch and crosses its end
-            columns = tl.arange(0, BLOCK)
-            in_width = columns < WIDTH
-            run_D = tl.load(
-                partial_G2D + (stretch * 2 + 1) * WIDTH + columns, mask=in_width, other=0.0
-            )
-            while goes_on:
-                place = partial_G2D + (end // STRETCH) * 2 * WIDTH + columns
-                run_D += tl.load(place, mask=in_width, other=0.0)
-                end += STRETCH
-                goes_on = tl.load(keys_R + end, mask=end < num_rows, other=-1) == key
-            _put(sink_NVD, model_stride, key, vocabulary, columns, in_width, run_D, WIDTH)
+    columns = tl.arange(0, BLOCK)
+    in_width = columns < WIDTH
+    key = tl.load(keys_R + end - 1, mask=end < num_rows, other=-1)
+    before = tl.load(keys_R + end - STRETCH - 1, mask=stretch > 0, other=-1)
+    after = tl.load(keys_R + end, mask=end < num_rows, other=-2)
+    begins = (after == key) & (before != key)  # a run begins here and crosses the end
+    place = partial_G2D + (stretch * 2 + 1) * WIDTH + columns
+    run_D = tl.load(place, mask=in_width & begins, other=0.0)
+    after = tl.where(begins, after, -2)
+    follower = stretch + 1
+    while after == key:
+        run_D += tl.load(partial_G2D + follower * 2 * WIDTH + columns, mask=in_width, other=0.0)
+        follower += 1
+        at = follower * STRETCH
+        after = tl.load(keys_R + at, mask=at < num_rows, other=-2)
+    _put(sink_NVD, model_stride, key, vocabulary, columns, in_width & begins, run_D, WIDTH)
 
 
 @triton.jit
