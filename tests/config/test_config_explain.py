@@ -77,7 +77,7 @@ def test_the_first_line_of_a_recipe_states_its_true_size():
     for name, path in shipped_recipes().items():
         stated = re.search(r"([\d,]+) parameters", path.read_text(encoding="utf-8").split("\n")[0])
         if stated is None:
-            assert name.startswith("packed8")
+            assert name.startswith("packed"), "only a layer has no size of its own"
             continue
         size = derive(load_config([path]).config)["parameters"]
         assert int(stated[1].replace(",", "")) == size
@@ -89,6 +89,16 @@ def test_the_small_recipes_keep_to_what_a_cpu_can_do():
         assert config.data.source == "stdlib"
         assert 256 <= config.model.vocab_size <= 4096
     assert 900_000 < derive(load_config([Path("tiny")]).config)["parameters"] < 1_100_000
+
+
+def test_the_small_packed_layer_shares_the_batch_of_the_recipe_it_is_laid_over():
+    alone, packed = (
+        load_config([Path(name) for name in names]).config
+        for names in (["tiny"], ["tiny", "packed4-tiny"])
+    )
+    assert packed.training == alone.training
+    assert derive(packed) == derive(alone) | {"microbatches_per_update": 1}
+    assert (packed.strategy.placement, packed.strategy.models) == ("packed", 4)
 
 
 def test_the_command_line_of_the_reference_run_is_accepted_as_it_is(monkeypatch):
