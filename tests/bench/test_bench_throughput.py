@@ -1,25 +1,19 @@
 """Rows, modes, and `atoll bench throughput` end to end on a model of a few thousand parameters."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from atoll.bench.throughput import Request, throughput
 from atoll.bench.throughput_data import REPEATED_UPDATES, OwnRows, SyntheticRows, open_rows
-from atoll.bench.throughput_modes import build_contender, default_mode, mode_config, update_plan
+from atoll.bench.throughput_modes import build_contender, default_mode, mode_config
 from atoll.cli.main import run
 from atoll.config.schema import RunConfig
 from atoll.data.batch import IGNORE
-from atoll.data.cache import Cache
 from atoll.data.cachewriter import write_cache
 from atoll.errors import ConfigError, UsageError
-from atoll.runner.build import build
-from atoll.train.device import Execution, resolve_execution
+from atoll.train.device import resolve_execution
 
 CPU = torch.device("cpu")
 MODEL = {
@@ -37,18 +31,6 @@ PACKED = {
     "topology": "one_peer_exponential",
     "scheme": "awc",
 }
-EXECUTIONS = [
-    Execution(amp=None, kernels=False, compiled=False, captured=False),
-    Execution(amp=torch.bfloat16, kernels=False, compiled=True, captured=False),
-    Execution(amp=torch.bfloat16, kernels=True, compiled=False, captured=True),
-]
-
-
-def tokenizer_json():
-    """Return a tokenizer of the words w0 ... w63."""
-    tokenizer = Tokenizer(WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    return tokenizer.to_str().encode()
 
 
 def recipe(**sections):
@@ -133,28 +115,6 @@ def test_modes_of_a_recipe_do_equal_work():
     # One model puts as many rows through a backward as the four do together.
     assert found["single"].micro_targets == 4 * found["packed"].micro_targets == 128
     assert found["sequential"].micro_targets == found["packed"].micro_targets
-
-
-@pytest.mark.parametrize("execution", EXECUTIONS, ids=str)
-def test_updates_have_the_plan_that_a_run_of_the_recipe_has(tmp_path, execution):
-    tokens = torch.arange(16 * 16 * 40).numpy() % 64
-    write_cache(
-        tmp_path / "cache",
-        train=tokens,
-        shard_tokens=4096,
-        vocab_size=64,
-        tokenizer_json=tokenizer_json(),
-    )
-    training = {"tokens_per_parameters": 0.2, "epoch_tokens_per_parameters": 0.2}
-    config = recipe(
-        data={"cache_path": tmp_path / "cache"},
-        training=training | {"batch_tokens": 256, "micro_batch_size": 2},
-        strategy=PACKED,
-        lr_schedule={"warmup_steps": 1},
-    )
-    with build(config, Cache(tmp_path / "cache"), CPU) as job:
-        job = replace(job, execution=execution)
-        assert update_plan(config, execution) == job.plan.update
 
 
 @pytest.mark.parametrize("mode", ["packed", "sequential"])

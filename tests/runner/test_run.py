@@ -27,6 +27,7 @@ from atoll.runner.progress import Silence
 from atoll.runner.stop import StopRequest
 from atoll.runner.trained import evaluate_trained, open_trained
 from atoll.tensors import parameter_digest
+from atoll.train import device
 
 CPU = torch.device("cpu")
 
@@ -184,6 +185,21 @@ def test_strategies_of_later_versions_are_refused_before_anything_is_made(recipe
     with pytest.raises(UnavailableError, match=r"strategy\.(kind|placement)"):
         run(config)
     assert not config.runtime.output_dir.exists()
+
+
+def test_exactness_is_switched_on_before_anything_asks_the_device(recipe, monkeypatch):
+    """Asking a GPU what it can do starts CUDA, and cuBLAS must be told before."""
+    asked = []
+    resolve = device.resolve_amp
+
+    def watched(*arguments):
+        asked.append(torch.are_deterministic_algorithms_enabled())
+        return resolve(*arguments)
+
+    monkeypatch.setattr(device, "resolve_amp", watched)
+    run(recipe(runtime={"device": "cpu", "deterministic": True}))
+    assert asked
+    assert all(asked)
 
 
 def test_budget_beyond_the_cache_says_what_is_missing_and_what_helps(recipe):

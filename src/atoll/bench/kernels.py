@@ -72,7 +72,8 @@ ELEMENTWISE_OPERATOR = re.compile(
 ELEMENTWISE = re.compile(
     r"elementwise_kernel|reduce_kernel|CatArrayBatchedCopy|index_?(select|put|copy|add)?_?\w*kernel"
     r"|indexSelect|indexFunc|gather|scatter|embedding|krn_partial|compute_grad_weight"
-    r"|sum_and_scatter|cub::|radix_?sort|bitonic_?sort|DeviceRadix|DeviceScan|DeviceReduce|layer_?norm|rms_?norm"
+    r"|sum_and_scatter|cub::|(radix|bitonic|merge)_?sort|fill_reverse_indices|sort_postprocess"
+    r"|DeviceRadix|DeviceScan|DeviceReduce|layer_?norm|rms_?norm"
     r"|^triton_(poi|red|per|for|mix)_|_for_fused_"
     # On a CPU the own time of a compiled graph is that of its generated loops; products, attention
     # and the loss are operators inside it.

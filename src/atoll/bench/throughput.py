@@ -41,7 +41,12 @@ from atoll.runner.fit import is_out_of_memory, out_of_memory
 from atoll.runner.result import peak_memory_bytes
 from atoll.strategy.build import check_strategy
 from atoll.train.binding import source_hash, source_revision
-from atoll.train.device import Execution, resolve_device, resolve_execution
+from atoll.train.device import (
+    Execution,
+    may_compile,
+    resolve_device,
+    resolve_execution,
+)
 from atoll.train.exact import torch_switches
 
 FORMAT_VERSION = 1
@@ -102,18 +107,18 @@ def throughput(
     device = resolve_device(config.runtime.device)
     _check(config, request, modes, device)
     runtime = config.runtime
-    execution = resolve_execution(runtime, device)
     started, before = now(), machine()
     with (
         torch_switches(
             deterministic=runtime.deterministic,
             cpu_threads=runtime.cpu_threads,
-            compiled=execution.compiled,
+            compiled=may_compile(runtime, device),
         ),
-        _no_silent_fallback(compiled=execution.compiled),
         _memory_named(config, device),
         ExitStack() as stack,
     ):
+        execution = resolve_execution(runtime, device)
+        stack.enter_context(_no_silent_fallback(compiled=execution.compiled))
         loaders = [stack.enter_context(closing(_open_rows(config, request, device))) for _ in modes]
         contenders = [
             _build(config, mode, loader, device, execution)

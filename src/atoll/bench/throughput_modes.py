@@ -1,7 +1,7 @@
 """What is measured: one model, packed local models, or single models one after the other."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -13,11 +13,11 @@ from atoll.config.strategy import StrategyConfig
 from atoll.data.batch import Loader
 from atoll.errors import UsageError
 from atoll.optim.schedule import learning_rate
-from atoll.runner.build import new_state
+from atoll.runner.build import new_state, update_plan
 from atoll.train.device import Execution, wait_for
 from atoll.train.guard import Scalars
 from atoll.train.state import TrainState
-from atoll.train.step import Update, UpdatePlan
+from atoll.train.step import Update
 
 Mode = Literal["single", "packed", "sequential"]
 
@@ -173,17 +173,4 @@ def build_contender(
         local_targets=local_rows * tokens,
         micro_targets=min(plan.micro_rows, local_rows) * tokens,
         num_models=count * own.strategy.models,
-    )
-
-
-def update_plan(config: RunConfig, execution: Execution) -> UpdatePlan:
-    """Return what the updates of a recipe have in common: `Job.plan` without a token cache."""
-    known = {field.name for field in fields(UpdatePlan)}
-    chosen = {name: value for name, value in asdict(execution).items() if name in known}
-    return UpdatePlan(
-        rows=config.training.batch_tokens // config.model.context_length,
-        micro_rows=config.training.micro_batch_size,
-        grad_clip=config.optimizer.grad_clip,
-        members=tuple(range(config.strategy.models)),
-        **chosen,
     )

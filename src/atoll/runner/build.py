@@ -72,16 +72,7 @@ class Job:
         training = self.config.training
         return TrainPlan(
             total_steps=self.budget.total_steps,
-            update=UpdatePlan(
-                rows=self.rows,
-                micro_rows=training.micro_batch_size,
-                grad_clip=self.config.optimizer.grad_clip,
-                amp=self.execution.amp,
-                compiled=self.execution.compiled,
-                kernels=self.execution.kernels,
-                captured=self.execution.captured,
-                members=tuple(range(self.config.strategy.models)),
-            ),
+            update=update_plan(self.config, self.execution),
             optimizer=self.config.optimizer,
             schedule=self.config.lr_schedule,
             log_every=training.log_every,
@@ -139,6 +130,20 @@ def build(config: RunConfig, cache: Cache, device: torch.device) -> Iterator[Job
                 },
             ),
         )
+
+
+def update_plan(config: RunConfig, execution: Execution) -> UpdatePlan:
+    """Return what all updates of a recipe have in common."""
+    return UpdatePlan(
+        rows=config.training.batch_tokens // config.model.context_length,
+        micro_rows=config.training.micro_batch_size,
+        grad_clip=config.optimizer.grad_clip,
+        amp=execution.amp,
+        compiled=execution.compiled,
+        kernels=execution.kernels,
+        captured=execution.captured,
+        members=tuple(range(config.strategy.models)),
+    )
 
 
 def new_state(config: RunConfig, device: torch.device, *, kernels: bool = False) -> TrainState:

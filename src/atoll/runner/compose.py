@@ -33,7 +33,7 @@ from atoll.runner.trackers import check_trackers, open_trackers
 from atoll.seeds import derive_seed
 from atoll.strategy.build import check_strategy
 from atoll.train.binding import environment_facts
-from atoll.train.device import resolve_device, resolve_execution
+from atoll.train.device import may_compile, resolve_device
 from atoll.train.exact import torch_switches
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def run(
         torch_switches(
             deterministic=runtime.deterministic,
             cpu_threads=runtime.cpu_threads,
-            compiled=resolve_execution(runtime, device).compiled,
+            compiled=may_compile(runtime, device),
         ),
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         folder_lock(folder.path),

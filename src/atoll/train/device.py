@@ -112,9 +112,12 @@ def resolve_execution(runtime: RuntimeConfig, device: torch.device) -> Execution
     )
 
 
-def resolve_compile(compile_setting: bool | str, device: torch.device) -> bool:
-    """Return whether the update is compiled, given `runtime.compile`."""
-    return device.type == "cuda" if compile_setting == "auto" else bool(compile_setting)
+def may_compile(runtime: RuntimeConfig, device: torch.device) -> bool:
+    """Return whether anything might be compiled, without waking the device to find out.
+
+    `torch_switches` asks before CUDA starts; `resolve_execution` may start it.
+    """
+    return device.type == "cuda" if runtime.compile == "auto" else runtime.compile
 
 
 def _kernels_lack(device: torch.device, amp: torch.dtype | None) -> str | None:
