@@ -3,6 +3,7 @@
 Shapes: N local models, P parameters of one model.
 """
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -80,6 +81,12 @@ class Arena:
     def named(self) -> dict[str, Tensor]:
         """Return every view of the weights by canonical name, in layout order."""
         return {name: self.view(name) for name in self.slices}
+
+    def part(self, models: slice) -> "Arena":
+        """Return an arena of some of the models, in this one's memory."""
+        part = copy.copy(self)
+        part.data_NP, part.grad_NP = self.data_NP[models], self.grad_NP[models]
+        return part
 
     def cut(self, flat_NP: Tensor, name: str) -> Tensor:
         """Return [N, *shape] of a canonical name out of any tensor with the arena's columns.

@@ -42,8 +42,9 @@ class Llama(nn.Module):
         seed: int | None = 0,
         trainable: bool = True,
         kernels: bool = False,
+        arena: Arena | None = None,
     ) -> None:
-        """Allocate and initialize all weights.
+        """Allocate and initialize all weights, or stand on those of `arena`.
 
         Args:
             config: The shape of one model.
@@ -54,18 +55,22 @@ class Llama(nn.Module):
             trainable: Whether gradients exist; without them the module is for inference.
             kernels: Whether a forward without gradients, under bfloat16 autocast and without
                 document numbers, goes through `atoll.model.gpu`; it needs CUDA and triton.
+            arena: Weights and gradients to use as they are; decides N and device.
         """
         super().__init__()
         self.config = config
         self.kernels = kernels
-        matrices, scales = layout(config)
-        self.arena = Arena(
-            matrices=matrices,
-            scales=scales,
-            num_models=num_models,
-            device=device,
-            trainable=trainable,
-        )
+        if arena is None:
+            matrices, scales = layout(config)
+            self.arena = Arena(
+                matrices=matrices,
+                scales=scales,
+                num_models=num_models,
+                device=device,
+                trainable=trainable,
+            )
+        else:
+            self.arena, device, seed = arena, arena.data_NP.device, None
         self.embedding = self._parameter("embedding")
         self.layers = nn.ModuleList(
             Block(config, lambda name, layer=layer: self._parameter(f"layers.{layer}.{name}"))
@@ -79,7 +84,7 @@ class Llama(nn.Module):
             self.register_buffer(name, table.to(device), persistent=False)
         if seed is not None:
             self._initialize(seed)
-        if num_models > 1 and trainable:
+        if self.arena.num_models > 1 and self.arena.grad_NP.numel():
             _hear_layout_warning()
 
     frequencies: Tensor

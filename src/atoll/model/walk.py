@@ -13,15 +13,17 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from atoll.model.attention import document_mask
 from atoll.model.cost import activation_bytes
-from atoll.model.llama import Block, Llama, embed, norm
-from atoll.model.loss import weighted_loss
+from atoll.model.llama import Llama
 
 PART_BYTES = 40 << 20
 """Activations that the models of one part may keep for their backward, for each thread.
 About the last cache of a server CPU; more threads need longer operations to share.
 A part has one model at least."""
+
+
+Compiler = Callable[[nn.Module], Callable[..., tuple[Tensor, Tensor]]]
+"""Turns a model's forward into a faster one."""
 
 
 class Walk:
@@ -35,7 +37,7 @@ class Walk:
         model: Llama,
         *,
         amp: torch.dtype | None = None,
-        compiler: Callable[[nn.Module], Callable[..., tuple[Tensor, Tensor]]] | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
         """Compute nothing yet.
 
@@ -76,56 +78,9 @@ class Walk:
     def _part(self, models: slice) -> Callable[..., tuple[Tensor, Tensor]]:
         key = (models.start, models.stop)
         if key not in self._parts:
-            part = _Part(self._model, models)
+            part = Llama(self._model.config, arena=self._model.arena.part(models))
             self._parts[key] = part if self._compiler is None else self._compiler(part)
         return self._parts[key]
 
     def _autocast(self) -> AbstractContextManager[object]:
         return nullcontext() if self._amp is None else torch.autocast("cpu", dtype=self._amp)
-
-
-class _Part(nn.Module):
-    """The forward of some of a Llama's models, over parameters that share the Llama's memory."""
-
-    def __init__(self, whole: Llama, models: slice) -> None:
-        super().__init__()
-
-        def parameter(name: str) -> nn.Parameter:
-            shared = nn.Parameter(whole.arena.view(name)[models])
-            shared.grad = whole.arena.grad_view(name)[models]
-            return shared
-
-        self.embedding = parameter("embedding")
-        self.layers = nn.ModuleList(
-            Block(whole.config, lambda name, layer=layer: parameter(f"layers.{layer}.{name}"))
-            for layer in range(whole.config.layers)
-        )
-        self.norm = parameter("norm")
-        self.head = None if whole.head is None else parameter("head")
-        self.norm_eps = whole.config.norm_eps
-        self.angles = whole.angles
-
-    def forward(
-        self,
-        inputs_NBT: Tensor,
-        targets_NBT: Tensor,
-        weights_NBT: Tensor | None = None,
-        positions_NBT: Tensor | None = None,
-        documents_NBT: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return what `Llama.forward` does, for the models of this part."""
-        models, rows, tokens = inputs_NBT.shape
-        if positions_NBT is not None:
-            positions_NBT = positions_NBT.reshape(models * rows, tokens)
-        mask = None if documents_NBT is None else document_mask(documents_NBT.flatten(0, 1))
-        cos, sin = self.angles(positions_NBT, tokens)
-        x = embed(inputs_NBT.reshape(models, -1), self.embedding)
-        for layer in self.layers:
-            x = layer(x, tokens, cos, sin, mask)
-        x = norm(x, self.norm, self.norm_eps)
-        return weighted_loss(
-            x.view(models, -1, x.shape[-1]),
-            self.embedding if self.head is None else self.head,
-            targets_NBT.reshape(models, -1),
-            None if weights_NBT is None else weights_NBT.reshape(models, -1),
-        )

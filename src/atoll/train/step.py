@@ -6,6 +6,7 @@ Shapes: N local models, B rows of one microbatch, T tokens.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from atoll.data.batch import Batch, Loader
 from atoll.model import gpu
+from atoll.model.walk import Compiler, Walk
 from atoll.optim.clip import clip_factors, gradient_norms, non_finite_names
 from atoll.strategy.base import Round, Traffic
 from atoll.train.capture import WARM_UPDATES, Capture, Columns
@@ -68,12 +70,11 @@ class Update:
         self._state, self._loader, self._plan = state, loader, plan
         self._device = state.model.arena.data_NP.device
         module = state.strategy.wrap(state.model)
-        # dynamic=False: every microbatch of a run has one shape.
-        self._module: Callable[..., tuple[Tensor, Tensor]] = (
-            torch.compile(module, dynamic=False, options=COMPILE_OPTIONS)
-            if plan.compiled
-            else module
-        )
+        compiler = _compiler(plan)
+        self._module = module if compiler is None else compiler(module)
+        self._walk: Walk | None = None
+        if models > 1 and self._device.type == "cpu":
+            self._walk = Walk(state.model, amp=plan.amp, compiler=compiler)
         self._guard = Guard(self._device)
         self._divisors = _Divisors(models, self._device)
         self._capture: Capture | None = None
@@ -215,6 +216,8 @@ class Update:
             )
         if first:
             model.zero_grad()
+        if self._walk is not None:
+            return self._walk.gradients(columns, divisor_N=divisor_N)
         with self._autocast():
             sum_N, _ = self._module(*columns)
         (sum_N / divisor_N).sum().backward()
@@ -245,6 +248,13 @@ class Update:
         if self._plan.amp is None:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=self._plan.amp)
+
+
+def _compiler(plan: UpdatePlan) -> Compiler | None:
+    if not plan.compiled:
+        return None
+    # dynamic=False: every microbatch of a run has one shape.
+    return partial(torch.compile, dynamic=False, options=COMPILE_OPTIONS)
 
 
 class _Divisors:
