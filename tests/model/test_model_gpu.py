@@ -14,7 +14,7 @@ from atoll.model.exact_attention import exact_attention
 from atoll.model.generate import generate
 from atoll.model.llama import Llama
 from atoll.model.loss import PIECE_BYTES, weighted_loss
-from atoll.train.step import COMPILE_OPTIONS
+from atoll.train.gradients import COMPILE_OPTIONS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

@@ -8,7 +8,8 @@ from atoll.data.batch import Batch
 from atoll.errors import NonFiniteError
 from atoll.train.exact import torch_switches
 from atoll.train.loop import train
-from atoll.train.step import Update, UpdatePlan
+from atoll.train.plan import UpdatePlan
+from atoll.train.step import Update
 
 pytestmark = pytest.mark.gpu
 

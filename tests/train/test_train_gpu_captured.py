@@ -17,8 +17,9 @@ from atoll.optim.adamw import AdamW
 from atoll.strategy.build import build_strategy
 from atoll.train.capture import WARM_UPDATES
 from atoll.train.exact import torch_switches
+from atoll.train.plan import UpdatePlan
 from atoll.train.state import TrainState
-from atoll.train.step import Update, UpdatePlan
+from atoll.train.step import Update
 
 pytestmark = pytest.mark.gpu
 

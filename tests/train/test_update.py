@@ -9,7 +9,8 @@ from atoll.errors import NonFiniteError
 from atoll.model.llama import Llama
 from atoll.optim.schedule import learning_rate
 from atoll.train.loop import train
-from atoll.train.step import Update, UpdatePlan
+from atoll.train.plan import UpdatePlan
+from atoll.train.step import Update
 
 
 def plain_training(steps: int, rows: int) -> tuple[list[float], list[float], dict]:

@@ -20,8 +20,9 @@ from atoll.errors import NonFiniteError
 from atoll.model.llama import Llama
 from atoll.optim.adamw import AdamW
 from atoll.strategy.build import build_strategy
+from atoll.train.plan import UpdatePlan
 from atoll.train.state import TrainState
-from atoll.train.step import Update, UpdatePlan
+from atoll.train.step import Update
 
 STEPS, TOKENS = 5, 4
 ONE_LAYER = MODEL.model_copy(update={"layers": 1})

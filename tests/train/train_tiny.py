@@ -13,8 +13,8 @@ from atoll.optim.adamw import AdamW
 from atoll.seeds import derive_seed
 from atoll.strategy.build import build_strategy
 from atoll.train.loop import TrainPlan
+from atoll.train.plan import UpdatePlan
 from atoll.train.state import TrainState
-from atoll.train.step import UpdatePlan
 
 CONTEXT = 8
 MODEL = ModelConfig(

@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from atoll.errors import UsageError
 from atoll.model.attention import attention
-from atoll.model.llama import Llama, embed, linear, norm
+from atoll.model.block import embed, linear, norm
+from atoll.model.llama import Llama
 from atoll.model.sampling import Sampler
 
 

@@ -27,8 +27,8 @@ from atoll.strategy.consensus import mixing_weight
 from atoll.train.binding import binding_facts
 from atoll.train.device import Execution, resolve_execution
 from atoll.train.loop import TrainPlan
+from atoll.train.plan import UpdatePlan
 from atoll.train.state import TrainState
-from atoll.train.step import UpdatePlan
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ from atoll.faults import reach
 from atoll.optim.schedule import learning_rate
 from atoll.strategy.base import Traffic
 from atoll.train.guard import Scalars
+from atoll.train.plan import UpdatePlan
 from atoll.train.state import TrainState
-from atoll.train.step import Update, UpdatePlan
+from atoll.train.step import Update
 
 
 @dataclass(frozen=True, slots=True)

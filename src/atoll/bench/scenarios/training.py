@@ -28,8 +28,9 @@ from atoll.seeds import derive_seed
 from atoll.strategy.single import Single
 from atoll.train.device import resolve_amp, wait_for
 from atoll.train.exact import torch_switches
+from atoll.train.plan import UpdatePlan
 from atoll.train.state import TrainState
-from atoll.train.step import Update, UpdatePlan
+from atoll.train.step import Update
 
 LARGEST_DIFFERENCE = 1e-5
 """Relative difference of loss and gradient norm that FP32 sums in another order may make."""
