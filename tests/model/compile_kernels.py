@@ -40,15 +40,21 @@ def main(capability: int) -> None:
         names.add(self.__name__)
 
     JITFunction.run = compile_launch
-    for models in (1, 3):
-        launch_all(models)
+    for models, residual in ((1, "float32"), (3, "float32"), (3, "bfloat16")):
+        launch_all(models, residual)
     sys.stdout.write("\n".join(sorted(names)))
 
 
-def launch_all(num_models: int) -> None:
+def launch_all(num_models: int, residual: str) -> None:
     """Go through one update on a CPU; the numbers are meaningless, since no kernel runs."""
     shape = ModelConfig(
-        vocab_size=9000, layers=1, width=320, heads=5, ffn_width=96, context_length=8
+        vocab_size=9000,
+        layers=1,
+        width=320,
+        heads=5,
+        ffn_width=96,
+        context_length=8,
+        residual=residual,
     )
     model = Llama(shape, num_models=num_models)
     ids = torch.zeros(num_models, 1, 8, dtype=torch.int64)

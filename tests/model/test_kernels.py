@@ -77,6 +77,30 @@ def test_norm_after_an_addition_is_its_twin_in_float64(
         assert_near(found[2], exact[2], roundings=24, sizes=sizes)
 
 
+def test_a_narrow_stream_keeps_rounded_sums_and_has_one_gradient_for_both_addends(kernel_device):
+    x = draw(7, 21, seed=0, device=kernel_device, dtype=NARROW).requires_grad_()
+    delta = draw(7, 21, seed=1, device=kernel_device, dtype=NARROW).requires_grad_()
+    scale = scales(1, 21, kernel_device)
+    grads = [draw(7, 21, seed=seed, device=kernel_device, dtype=NARROW) for seed in (2, 3)]
+    total, normed = add_norm.add_norm(x, delta, scale, NORM_EPS)
+    found = torch.autograd.grad([normed, total], (x, delta, scale), grads)
+    assert (total.dtype, normed.dtype, found[2].dtype) == (NARROW, NARROW, torch.float32)
+    assert torch.equal(found[0], found[1])
+    exact_sum = x.double() + delta.double()
+    assert_near(total, exact_sum, roundings=1, sizes=exact_sum)
+    kept, wide_scale = total.detach().double().requires_grad_(), scale.detach().double()
+    exact_normed = fused.rms_norm_plain(kept, wide_scale.requires_grad_(), NORM_EPS)
+    # Forward and backward both are those of the sum as it was kept.
+    assert_near(normed, exact_normed, roundings=24, sizes=exact_normed)
+    wide = [grad.double() for grad in grads]
+    exact = torch.autograd.grad([exact_normed, kept * 1], (kept, wide_scale), wide)
+    rstd = (kept.pow(2).mean(-1, keepdim=True) + NORM_EPS).rsqrt()
+    unit, pulled = (kept * rstd).abs(), (wide[0] * wide_scale).abs()
+    sizes = rstd * (pulled + unit * (pulled * unit).mean(-1, keepdim=True)) + wide[1].abs()
+    assert_near(found[0], exact[0], roundings=24, sizes=sizes)
+    assert_near(found[2], exact[1], roundings=31, sizes=(wide[0].abs() * unit).sum(0))
+
+
 def test_norm_of_zeros_is_zero_and_its_gradient_finite(kernel_device):
     x = torch.zeros(3, 6, device=kernel_device).requires_grad_()
     scale = torch.ones(1, 6, device=kernel_device).requires_grad_()

@@ -61,9 +61,11 @@ class Case:
         return sums_N.detach(), model.arena.grad_NP.clone()
 
 
-def make_model(device: torch.device, models: int, *, tied: bool = True, **settings) -> Llama:
+def make_model(
+    device: torch.device, models: int, *, tied: bool = True, residual: str = "float32", **settings
+) -> Llama:
     """Return models that differ, norm scales included."""
-    config = CONFIG.model_copy(update={"tied_embeddings": tied})
+    config = CONFIG.model_copy(update={"tied_embeddings": tied, "residual": residual})
     model = Llama(config, num_models=models, device=device, **settings)
     model.arena.data_NP.add_(draw(*model.arena.data_NP.shape, seed=7, device=device), alpha=0.02)
     return model
@@ -81,12 +83,12 @@ def make_columns(device: torch.device, models: int) -> tuple[Tensor, Tensor, Ten
 
 @pytest.fixture(
     scope="module",
-    params=[(1, False), (3, True)],
-    ids=["one model", "three tied models"],
+    params=[(1, False, "float32"), (3, True, "float32"), (2, True, "bfloat16")],
+    ids=["one model", "three tied models", "two with a narrow residual stream"],
 )
 def case(kernel_device, request) -> Case:
-    models, tied = request.param
-    model = make_model(kernel_device, models, tied=tied)
+    models, tied, residual = request.param
+    model = make_model(kernel_device, models, tied=tied, residual=residual)
     columns = make_columns(kernel_device, models)
     divisor_N = 3.0 * torch.arange(1, models + 1, device=kernel_device)
     model.arena.grad_NP.fill_(float("nan"))  # what was there before must not matter

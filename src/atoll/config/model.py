@@ -61,6 +61,9 @@ class ModelConfig(Section):
     """Standard deviation of the initial normal weights."""
     tied_embeddings: bool = True
     """Whether the output projection is the embedding."""
+    residual: Literal["float32", "bfloat16"] = "float32"
+    """Type of the residual stream under bf16 autocast; bfloat16 rounds every sum and moves fewer \
+bytes."""
 
     @model_validator(mode="after")
     def _hold_rules(self) -> Self:

@@ -104,7 +104,8 @@ def activation_bytes(config: ModelConfig, *, narrow: bool) -> int:
     Per layer: the residual stream before either block, both normed copies, the joint projection,
     rotated queries and keys, attention's output and row sums, gate and up, and their product.
     """
-    wide, element = 4, 2 if narrow else 4
+    element = 2 if narrow else 4
+    wide = _residual_size(config, element)
     heads, channels = config.heads, rope.head_width(config)
     keys = config.kv_heads or heads
     per_layer = (
@@ -237,15 +238,15 @@ def _loss_parts(config: ModelConfig, element: int) -> list[Part]:
 
 
 def _elementwise_parts(config: ModelConfig, element: int) -> list[Part]:
-    """Count fused passes over the residual stream, float32, and over what the products hand on.
+    """Count fused passes over the residual stream, and over what the products hand on.
 
     A norm forward reads the stream and a block's output and writes the stream and its normed copy;
     backward it reads the copy's gradient, the stream and the stream's gradient and writes the
     latter, once more in the products' type where that is narrower. There is one norm more than
     blocks' outputs: the first one adds nothing, and behind the last one the stream ends.
-    Embedding rows are read and written; backward a float32 row is added to the gradient's.
+    Embedding rows are read and written; backward a row is added to the gradient's, float32.
     """
-    wide = 4
+    wide = _residual_size(config, element)
     copy = element if element < wide else 0
     width, ffn, blocks = config.width, config.ffn_width, 2 * config.layers
     heads, channels = config.heads, rope.head_width(config)
@@ -259,9 +260,14 @@ def _elementwise_parts(config: ModelConfig, element: int) -> list[Part]:
         "rotary backward": (config.layers * turned, True),
         "SwiGLU forward": (config.layers * 3 * element * ffn, True),
         "SwiGLU backward": (config.layers * 5 * element * ffn, True),
-        "embedding": ((2 * wide + 3 * wide) * width, False),
+        "embedding": ((3 * wide + 2 * 4) * width, False),
     }
     return [
         Part("elementwise", name, 0.0, float(moved), absorbable)
         for name, (moved, absorbable) in parts.items()
     ]
+
+
+def _residual_size(config: ModelConfig, element: int) -> int:
+    """Return the bytes of one number of the residual stream."""
+    return element if config.residual == "bfloat16" else 4

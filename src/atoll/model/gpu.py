@@ -1,8 +1,8 @@
 """Training and scoring of `Llama` on a GPU in bfloat16, through kernels that pass over data once.
 
-Same names and numbers as the plain forward under autocast: float32 weights, residual stream, norms
-and statistics; bfloat16 products. Gradients of matrices leave their products in float32, straight
-into the arena.
+Same names and numbers as the plain forward under autocast: float32 weights, norms and statistics,
+and residual stream unless the recipe narrows it; bfloat16 products. Gradients of matrices leave
+their products in float32, straight into the arena.
 
 Shapes: N local models, B rows, T tokens, M = B * T, R = N * M rows of all models, D width,
 V vocabulary, I and O inputs and outputs of a matrix, c rows of one piece.
@@ -111,7 +111,11 @@ def _features(
     exact = torch.are_deterministic_algorithms_enabled() and inputs_NBT.is_cuda
     equal = all(block.query_heads == block.key_heads for block in model.blocks)
     attend = exact_attention if exact and equal else attention
-    x_RD = _embed(model, inputs_NBT.reshape(models, -1)).view(-1, width)
+    x_RD = _Embed.apply(
+        inputs_NBT.reshape(models, -1),
+        model.embedding,
+        arena.cut(narrow_NP, "embedding") if model.config.residual == "bfloat16" else None,
+    ).view(-1, width)
     delta_RD = None
     for layer, block in enumerate(model.blocks):
         x_RD, normed = add_norm(x_RD, delta_RD, block.attention_norm, eps)
@@ -231,28 +235,26 @@ def _add_product(sink: Tensor, left: Tensor, right: Tensor, *, add: bool) -> Non
         torch.bmm(left, right, out_dtype=torch.float32, out=sink)
 
 
-def _embed(model: "Llama", ids_NM: Tensor) -> Tensor:
-    return _Embed.apply(ids_NM, model.embedding)
-
-
 class _Embed(torch.autograd.Function):
-    """Float32 rows of each model's embedding; their gradients are added into the arena at once."""
+    """Rows of each model's embedding, or of its narrow copy; gradients go into the arena."""
 
     @staticmethod
-    def forward(ctx: Any, ids_NM: Tensor, embedding_NVD: Tensor) -> Tensor:
-        models = embedding_NVD.shape[0]
+    def forward(
+        ctx: Any, ids_NM: Tensor, embedding_NVD: Tensor, narrow_NVD: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(ids_NM)
         ctx.sink_NVD = embedding_NVD.grad
-        if models == 1:
-            return functional.embedding(ids_NM, embedding_NVD[0])
-        first_N1 = torch.arange(models, device=ids_NM.device).unsqueeze(1)
-        return embedding_NVD[first_N1, ids_NM]
+        rows_NVD = embedding_NVD if narrow_NVD is None else narrow_NVD
+        if len(rows_NVD) == 1:
+            return functional.embedding(ids_NM, rows_NVD[0])
+        first_N1 = torch.arange(len(rows_NVD), device=ids_NM.device).unsqueeze(1)
+        return rows_NVD[first_N1, ids_NM]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
         from atoll.model.kernels.embedding import add_rows
 
         (grad_NMD,) = grads
         (ids_NM,) = ctx.saved_tensors
         add_rows(ctx.sink_NVD, ids_NM, grad_NMD.contiguous())
-        return None, None
+        return None, None, None

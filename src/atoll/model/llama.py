@@ -161,14 +161,12 @@ class Llama(nn.Module):
         self.arena.grad_NP.zero_()
 
     def _scores_with_kernels(self, documents_NBT: Tensor | None) -> bool:
+        free = documents_NBT is None and not torch.is_grad_enabled()
+        return self.kernels and free and self._is_narrow()
+
+    def _is_narrow(self) -> bool:
         kind = self.arena.data_NP.device.type
-        return (
-            self.kernels
-            and documents_NBT is None
-            and not torch.is_grad_enabled()
-            and torch.is_autocast_enabled(kind)
-            and torch.get_autocast_dtype(kind) == torch.bfloat16
-        )
+        return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
 
     def _features(
         self, inputs_NBT: Tensor, positions_NBT: Tensor | None, documents_NBT: Tensor | None
@@ -179,6 +177,8 @@ class Llama(nn.Module):
         mask = None if documents_NBT is None else document_mask(documents_NBT.flatten(0, 1))
         cos, sin = self.angles(positions_NBT, tokens)
         x = embed(inputs_NBT.reshape(models, -1), self.embedding)
+        if self.config.residual == "bfloat16" and self._is_narrow():
+            x = x.to(torch.bfloat16)  # what the blocks add to it under autocast is narrow as well
         for layer in self.layers:
             x = layer(x, tokens, cos, sin, mask)
         return norm(x, self.norm, self.config.norm_eps)

@@ -21,10 +21,10 @@ PROGRAMS = 4096
 def add_norm(
     x_RD: Tensor, delta_RD: Tensor | None, scale_ND: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return x + delta in float32 and its RMSNorm in bfloat16.
+    """Return x + delta in the type of x, and the RMSNorm of that in bfloat16.
 
     Args:
-        x_RD: float32 residual stream, contiguous.
+        x_RD: Residual stream, float32 or bfloat16, contiguous.
         delta_RD: bfloat16 addend, contiguous; None for none.
         scale_ND: float32 scales; rows r of model r // M take row r // M.
         eps: Added to the mean square.
@@ -40,7 +40,7 @@ class _AddNorm(torch.autograd.Function):
         rows, width = x_RD.shape
         sum_RD = x_RD if delta_RD is None else torch.empty_like(x_RD)
         normed_RD = torch.empty_like(x_RD, dtype=torch.bfloat16)
-        rstd_R = x_RD.new_empty(rows)
+        rstd_R = scale_ND.new_empty(rows)
         block, tile = _tile(width)
         atoll_add_norm[(triton.cdiv(rows, tile),)](
             x_RD,
@@ -72,10 +72,12 @@ class _AddNorm(torch.autograd.Function):
         models, width = scale_ND.shape
         rows = sum_RD.shape[0]
         grad_x_RD = torch.empty_like(sum_RD)
-        grad_delta_RD = torch.empty_like(grad_normed_RD) if ctx.has_delta else None
+        # A gradient in bfloat16 is that of the addend too.
+        apart = ctx.has_delta and sum_RD.dtype != torch.bfloat16
+        grad_delta_RD = torch.empty_like(grad_normed_RD) if apart else None
         block, tile = _tile(width)
         programs = max(1, min(PROGRAMS // models, triton.cdiv(rows // models, tile)))
-        partial_NGD = sum_RD.new_empty(models, programs, width)
+        partial_NGD = scale_ND.new_empty(models, programs, width)
         atoll_add_norm_backward[(programs, models)](
             grad_normed_RD.contiguous(),
             grad_sum_RD,
@@ -91,10 +93,12 @@ class _AddNorm(torch.autograd.Function):
             WIDTH=width,
             BLOCK=block,
             TILE=tile,
-            ADD=ctx.has_delta,
+            ADD=apart,
             RESIDUAL=grad_sum_RD is not None,
             num_warps=BACKWARD_WARPS,
         )
+        if ctx.has_delta and not apart:
+            grad_delta_RD = grad_x_RD
         return grad_x_RD, grad_delta_RD, partial_NGD.sum(1), None
 
 
@@ -124,10 +128,12 @@ def atoll_add_norm(
     columns = tl.arange(0, BLOCK)
     inside = (rows < num_rows)[:, None] & (columns < WIDTH)[None, :]
     at = rows[:, None] * WIDTH + columns[None, :]
-    x = tl.load(x_RD + at, mask=inside, other=0.0)
+    x = tl.load(x_RD + at, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(delta_RD + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(sum_RD + at, x, mask=inside)
+        kept = x.to(sum_RD.dtype.element_ty)
+        tl.store(sum_RD + at, kept, mask=inside)
+        x = kept.to(tl.float32)  # the norm is that of what is kept, as the backward pass reads it
     rstd = tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + eps)
     models = rows // model_rows
     scale = tl.load(
@@ -168,15 +174,15 @@ def atoll_add_norm_backward(
         inside = (local < model_rows)[:, None] & in_width[None, :]
         at = rows[:, None] * WIDTH + columns[None, :]
         rstd = tl.load(rstd_R + rows, mask=local < model_rows, other=0.0)[:, None]
-        unit = tl.load(sum_RD + at, mask=inside, other=0.0) * rstd
+        unit = tl.load(sum_RD + at, mask=inside, other=0.0).to(tl.float32) * rstd
         grad = tl.load(grad_normed_RD + at, mask=inside, other=0.0).to(tl.float32)
         grad_scale += tl.sum(grad * unit, axis=0)
         grad *= scale[None, :]
         mean = tl.sum(grad * unit, axis=1)[:, None] / WIDTH
         grad_x = (grad - unit * mean) * rstd
         if RESIDUAL:
-            grad_x += tl.load(grad_sum_RD + at, mask=inside, other=0.0)
-        tl.store(grad_x_RD + at, grad_x, mask=inside)
+            grad_x += tl.load(grad_sum_RD + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(grad_x_RD + at, grad_x.to(grad_x_RD.dtype.element_ty), mask=inside)
         if ADD:
             tl.store(grad_delta_RD + at, grad_x.to(grad_delta_RD.dtype.element_ty), mask=inside)
     tl.store(

@@ -24,7 +24,7 @@ def add_rows(sink_NVD: Tensor, ids_NM: Tensor, grad_NMD: Tensor) -> None:
     Args:
         sink_NVD: float32, [V, D] of each model contiguous.
         ids_NM: int64 ids inside the vocabulary.
-        grad_NMD: float32, contiguous.
+        grad_NMD: float32 or bfloat16, contiguous.
     """
     models, vocabulary, width = sink_NVD.shape
     first_N1 = torch.arange(models, device=ids_NM.device).unsqueeze(1) * vocabulary
@@ -68,6 +68,7 @@ def atoll_embedding_runs(
         next_key = tl.load(keys_R + at, mask=inside, other=-1)
         row = tl.load(order_R + at, mask=inside, other=0)
         grad_D = tl.load(grad_RD + row * WIDTH + columns, mask=in_width & inside, other=0.0)
+        grad_D = grad_D.to(tl.float32)
         ends = next_key != key
         _put(
             sink_NVD,
