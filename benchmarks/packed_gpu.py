@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--base", nargs="*", default=["20m"], help="recipes of one model")
     parser.add_argument("--packed", nargs="*", default=["packed8-20m-awc"])
     parser.add_argument("--ratios", nargs=3, type=float, default=(14, 5, 20))
+    parser.add_argument("--tuned", type=Path, help="results.json of a study with the tuning runs")
     parser.add_argument("--stdlib", action="store_true", help="a small corpus, to try this script")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,6 @@ def main() -> None:
     if options.only is not None:
         jobs = [job for job in jobs if any(part in job.name for part in options.only)]
     study.run(jobs)
-    study.write()
 
 
 class Study:
@@ -68,6 +68,7 @@ class Study:
         self.work: Path = options.work
         self.corpus = self.work / "corpus.yaml"
         self.log: list[dict] = []
+        self.tuned = json.loads(options.tuned.read_text())["runs"] if options.tuned else {}
         packages = sysconfig.get_path("purelib")
         headers = [
             f"{root}/**/*.{end}" for root in ("/usr", packages) for end in ("h", "hpp", "cuh")
@@ -186,8 +187,8 @@ class Study:
         return min(own, key=lambda entry: self.loss(f"tune-{entry[0]}"))
 
     def loss(self, name: str) -> float:
-        result = self.result(name)
-        return math.inf if result is None else result["validation_loss_nats_per_token"] or math.inf
+        result = self.result(name) or self.tuned.get(name) or {}
+        return result.get("validation_loss_nats_per_token") or math.inf
 
     def result(self, name: str) -> dict | None:
         path = self.work / name / "result.json"
@@ -213,6 +214,7 @@ class Study:
                 self.carry_out(ready[0], gpu=gpu)
                 with lock:
                     done.add(ready[0].name)
+                    self.write()  # after each: whoever ends this early keeps what it has found
                     lock.notify_all()
 
         threads = [threading.Thread(target=serve, args=(gpu,)) for gpu in range(self.options.gpus)]
@@ -261,8 +263,7 @@ class Study:
             document["runs"][name] = {key: result.get(key) for key in RESULT_KEYS}
             if name.startswith("reference"):
                 document["rates"][name] = self.rate(name)
-        (out / "results.json").write_text(json.dumps(document, indent=1))
-        print(json.dumps({key: document[key] for key in ("rates", "quality")}))
+        (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
         with tarfile.open(out / "runs.tar.gz", "w:gz") as archive:
             archive.add(self.work / "logs", "logs")
             archive.add(self.corpus, "corpus.yaml")
@@ -331,6 +332,8 @@ RESULT_KEYS = (
 )
 SLOW = ("optimizer.beta1=0.95", "optimizer.beta2=0.999")
 FAST = ("optimizer.beta1=0.9", "optimizer.beta2=0.98")
+FREE = ("optimizer.grad_clip=null",)
+COMPLETE = ("strategy.topology=complete",)
 TUNING: list[tuple[str, int, tuple[str, ...]]] = [
     ("single-56", 0, ("optimizer.lr=0.0056",)),
     ("single-40", 0, ("optimizer.lr=0.004",)),
@@ -346,6 +349,12 @@ TUNING: list[tuple[str, int, tuple[str, ...]]] = [
     ("single-20", 0, ("optimizer.lr=0.002",)),
     ("packed8-28-fast", 8, ("optimizer.lr=0.0028", *FAST)),
     ("packed8-20-fast", 8, ("optimizer.lr=0.002", *FAST)),
+    ("packed8-56-fast-free", 8, ("optimizer.lr=0.0056", *FAST, *FREE)),
+    ("packed8-40-fast-free", 8, ("optimizer.lr=0.004", *FAST, *FREE)),
+    ("packed8-40-fast-narrow", 8, ("optimizer.lr=0.004", *FAST, "model.residual=bfloat16")),
+    ("packed8-other-atc-fast", 8, ("optimizer.lr=0.004", *FAST, "strategy.scheme=atc")),
+    ("packed8-other-complete-free", 8, ("optimizer.lr=0.0056", *FAST, *FREE, *COMPLETE)),
+    ("packed4-56-fast-free", 4, ("optimizer.lr=0.0056", *FAST, *FREE)),
     ("packed8-other-complete-fast", 8, ("optimizer.lr=0.004", *FAST, "strategy.topology=complete")),
     ("packed4-40-fast", 4, ("optimizer.lr=0.004", *FAST)),
     ("packed4-28-fast", 4, ("optimizer.lr=0.0028", *FAST)),
