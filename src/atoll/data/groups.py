@@ -14,12 +14,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from io import FileIO
+from typing import Protocol
 
 import numpy as np
 
 from atoll.data.cache import Cache, Shard, SplitName
 from atoll.data.order import Geometry
-from atoll.data.trace import LoaderTrace, Read
+from atoll.data.trace import LoaderTrace, Read, thread_storage_bytes
 from atoll.errors import CacheError
 from atoll.files import MIB
 
@@ -32,6 +33,23 @@ _DAMAGE_HINT = (
     "run `atoll cache verify` on the cache to find all damage, then restore the file from a copy "
     "or prepare the cache again"
 )
+
+
+Take = Callable[[int, np.ndarray], None]
+"""Takes the position of a piece's first token in its split, and the piece."""
+
+
+class GroupSource(Protocol):
+    """Where the tokens of groups come from; see `GroupReader.read`."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Element type of the pieces."""
+        ...
+
+    def read(self, group: int, take: Take, *, stop: threading.Event | None = None) -> None:
+        """Hand the tokens of `group` to `take`, in order; `stop` ends it with CancelledError."""
+        ...
 
 
 class GroupReader:
@@ -63,13 +81,7 @@ class GroupReader:
             path = cache.folder / shard.file
             self._check_size(shard, path.stat().st_size if path.is_file() else -1)
 
-    def read(
-        self,
-        group: int,
-        take: Callable[[int, np.ndarray], None],
-        *,
-        stop: threading.Event | None = None,
-    ) -> None:
+    def read(self, group: int, take: Take, *, stop: threading.Event | None = None) -> None:
         """Hand the tokens of `group` to `take`, piece by piece and in order.
 
         Args:
@@ -85,6 +97,7 @@ class GroupReader:
         """
         clock = self._trace.clock if self._trace else None
         started = clock() if clock else 0.0
+        before = thread_storage_bytes() if clock else None
         start, end = self._geometry.read_range(group)
         shard_tokens = self._geometry.shard_tokens
         for number in range(start // shard_tokens, (end - 1) // shard_tokens + 1):
@@ -94,14 +107,16 @@ class GroupReader:
         if self._trace and clock:
             size, thread = (end - start) * self.dtype.itemsize, threading.current_thread().name
             seconds = clock() - started
-            self._trace.reads.append(Read(self._split, start, end, size, seconds, thread))
+            after = thread_storage_bytes()
+            stored = None if before is None or after is None else after - before
+            self._trace.reads.append(Read(self._split, start, end, size, seconds, thread, stored))
 
     def _read_shard(
         self,
         shard: Shard,
         origin: int,
         wanted: range,
-        take: Callable[[int, np.ndarray], None],
+        take: Take,
         stop: threading.Event | None,
     ) -> None:
         """Read the positions `wanted` of a shard that begins at `origin`, and verify them."""

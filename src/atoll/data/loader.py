@@ -10,13 +10,13 @@ a jump to another group is answered correctly and costs a read.
 Shapes: B rows, T tokens per row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from atoll.data.batch import IGNORE, Batch
 from atoll.data.cache import Cache, SplitName
-from atoll.data.groups import PIECE_BYTES, GroupReader
+from atoll.data.groups import PIECE_BYTES, GroupReader, GroupSource
 from atoll.data.order import ORDER_VERSION, split_geometry
 from atoll.data.placement import Part, Placement, PlacementName, build_placement
 from atoll.data.shelf import GroupLoader, GroupShelf
@@ -46,6 +46,7 @@ class TokenLoader:
         placement: PlacementName | Placement = "pageable",
         device: torch.device | str = "cpu",
         trace: LoaderTrace | None = None,
+        around_source: Callable[[GroupSource], GroupSource] | None = None,
     ) -> None:
         """Open the split; nothing is read before the first batch.
 
@@ -60,6 +61,7 @@ class TokenLoader:
             placement: Where batches are made, by name or as an object.
             device: Where batches are wanted.
             trace: Collects measurements; without one nothing is measured.
+            around_source: Returns what reads groups in place of the reader it is given.
 
         Raises:
             DataError: The split is missing or too short for one row.
@@ -80,8 +82,9 @@ class TokenLoader:
         if isinstance(placement, str):
             placement = build_placement(placement, device, trace=trace)
         self._placement = placement
+        source: GroupSource = GroupReader(cache, split, self._geometry, trace=trace)
         loader = GroupLoader(
-            source=GroupReader(cache, split, self._geometry, trace=trace),
+            source=around_source(source) if around_source else source,
             placement=placement,
             geometry=self._geometry,
             seed=seed,
@@ -148,7 +151,7 @@ class TokenLoader:
         """
         if self._trace is None:
             return self._batch(cursor, rows)
-        return self._trace.stage("batch", lambda: self._batch(cursor, rows))
+        return self._trace.batch(lambda: self._batch(cursor, rows))
 
     def weight(self, cursor: int, rows: int) -> float:
         """Return the number of targets that count in those rows, from the geometry alone."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from atoll.data.groups import GroupReader
+from atoll.data.groups import GroupSource
 from atoll.data.order import Geometry, group_order
 from atoll.data.placement import Placement
 from atoll.data.reader import BackgroundReader
@@ -39,7 +39,7 @@ class ActiveGroup:
 class GroupLoader:
     """Makes groups; holds nothing that changes, so that both threads may use it in turn."""
 
-    source: GroupReader
+    source: GroupSource
     placement: Placement
     geometry: Geometry
     seed: int
