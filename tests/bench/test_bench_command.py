@@ -69,6 +69,7 @@ def test_parameters_that_do_not_exist_are_all_named(capsys):
         (["pass", "pass"], "pass"),
         (["pass", "undecided"], "undecided"),
         (["undecided", "fail", "pass"], "fail"),
+        (["too few", "undecided"], "too few"),
         (["fail", "void"], "void"),
         (["measured"], "measured"),
     ],

@@ -13,12 +13,11 @@ from atoll.bench.compare import (
     Interval,
     Sample,
     block_log_ratios,
-    carry_over,
     ratio_interval,
     run_blocks,
     void_blocks,
 )
-from atoll.bench.contest import Contest, Target, hold_contest, judge
+from atoll.bench.contest import Contest, Target, finding, hold_contest, judge, void_reasons
 from atoll.bench.order import counterbalanced
 from atoll.bench.timing import Condition, Stopwatch, calls_per_window, nothing
 
@@ -126,14 +125,6 @@ def test_a_steadily_slower_condition_voids_nothing():
     assert void_blocks(samples_of(*[("ABBA", (5.0, 1.0, 1.0, 5.0))] * 4)) == []
 
 
-def test_carry_over_is_found_and_told_by_condition():
-    # A takes 1 after A and 1.5 after B; B takes 1 always.
-    blocks = [("ABBA", (1.0, 1.0, 1.0, 1.5)), ("ABBA", (1.0, 1.0, 1.0, 1.5))]
-    found = carry_over(samples_of(*blocks))
-    assert found["A"] == pytest.approx(1.5)
-    assert found["B"] == pytest.approx(1.0)
-
-
 def test_comparing_a_thing_with_itself_covers_one():
     machine = FakeMachine()
     a = machine.condition("a", 1.0)
@@ -201,3 +192,61 @@ def test_a_window_holds_enough_calls_of_the_fastest():
     pair = [machine.condition("slow", 0.5), machine.condition("fast", 0.0625)]
     assert calls_per_window(pair, window_seconds=1.0, stopwatch=machine.stopwatch) == 16
     assert calls_per_window(pair, window_seconds=0.0, stopwatch=machine.stopwatch) == 1
+
+
+def test_few_sound_blocks_decide_nothing():
+    even = samples_of(*[("ABBA", (1.0 + 0.01 * (i % 3), 1.0, 1.0, 1.0)) for i in range(4)])
+    clear = samples_of(*[("ABBA", (2.0 + 0.01 * i, 1.0, 1.0, 2.0)) for i in range(3)])
+    assert judge(even, clear, Target("speed", 1.0)) == "too few"
+    assert finding(even, clear) == "too few"
+
+
+def test_a_void_contest_says_why():
+    biased = samples_of(*[("ABBA", (1.2 + 0.01 * i, 1.0, 1.0, 1.2)) for i in range(8)])
+    disturbed = samples_of(*[("ABBA", (3.0 if i < 3 else 1.0, 2.0, 2.0, 1.0)) for i in range(8)])
+    reasons = void_reasons(biased, disturbed)
+    assert [reason.split()[:4] for reason in reasons] == [
+        ["3", "of", "8", "blocks"],
+        ["A", "beside", "itself", "gives"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "word"), [(1.1, "slower"), (0.9, "faster"), (1.0, "undecided")]
+)
+def test_the_finding_is_about_a_beside_b(seconds, word):
+    machine = FakeMachine(seed=3)
+    contest = Contest("planted", machine.condition("a", seconds), machine.condition("b", 1.0))
+    record = hold_contest(contest, seed=0, num_blocks=12, stopwatch=machine.stopwatch)
+    assert (record["finding"], record["verdict"]) == (word, "measured")
+
+
+def test_b_is_brought_to_a_and_the_outcome_is_asked_for_last():
+    machine, seen = FakeMachine(), []
+    a, b = machine.condition("a", 1.0), machine.condition("b", 1.0)
+
+    def work_of(letter, condition):
+        return lambda: (seen.append(letter), condition.work())
+
+    contest = Contest(
+        "order",
+        Condition("a", work_of("A", a)),
+        Condition("b", work_of("B", b)),
+        meet=lambda: seen.append("meet"),
+        outcome=lambda: {"calls": len(seen)},
+    )
+    record = hold_contest(contest, seed=0, num_blocks=2, stopwatch=machine.stopwatch)
+    met = seen.index("meet")
+    # Two calls each to size windows, then A's warm-up window and 4 blocks of A/A.
+    assert "".join(seen[:met]) == "AABB" + "A" + "A" * 16
+    assert "".join(seen[met + 1 :]) == "B" + "".join(record["a_b"]["order"])
+    assert record["outcome"] == {"calls": len(seen)}
+
+
+def test_a_window_of_several_calls_is_also_timed_by_halves():
+    machine = FakeMachine(noise=0.0)
+    a = machine.condition("a", 1.0)
+    (sample, *_) = run_blocks(a, a, order=["ABBA"], repeats=5, stopwatch=machine.stopwatch)
+    assert (sample.seconds, sample.first_half_seconds) == pytest.approx((5.0, 2.0))
+    (single, *_) = run_blocks(a, a, order=["ABBA"], repeats=1, stopwatch=machine.stopwatch)
+    assert single.first_half_seconds is None

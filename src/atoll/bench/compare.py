@@ -8,12 +8,11 @@ t over blocks. Windows inside a block are not independent, so they make no inter
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import Literal
 
 from atoll.bench.order import Block
-from atoll.bench.timing import SYSTEM, Condition, Stopwatch, time_window
+from atoll.bench.timing import SYSTEM, Condition, Stopwatch, time_halves
 
 Letter = Literal["A", "B"]
 
@@ -33,12 +32,14 @@ class Sample:
         position: Place in the block, 0 to 3.
         condition: A or B.
         seconds: Wall time of the window.
+        first_half_seconds: Wall time of the first half of its calls; None where it was one call.
     """
 
     block: int
     position: int
     condition: Letter
     seconds: float
+    first_half_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ def run_blocks(
     for number, block in enumerate(order):
         for position, letter in enumerate(block):
             condition, name = (a, "A") if letter == "A" else (b, "B")
-            seconds = time_window(condition, repeats=repeats, stopwatch=stopwatch)
-            samples.append(Sample(number, position, name, seconds))
+            seconds, half = time_halves(condition, repeats=repeats, stopwatch=stopwatch)
+            samples.append(Sample(number, position, name, seconds, half))
         after_block(number + 1)
     return samples
 
@@ -132,24 +133,3 @@ def ratio_interval(log_ratios: Sequence[float], *, level: float = 0.95) -> Inter
     reach = float(t.ppf(0.5 + level / 2, count - 1)) * stdev(log_ratios) / math.sqrt(count)
     low, high = math.exp(middle - reach), math.exp(middle + reach)
     return Interval(math.exp(middle), low, high, level, count)
-
-
-def carry_over(samples: Sequence[Sample]) -> dict[Letter, float | None]:
-    """Return, for A and for B, its time after the other condition over its time after itself.
-
-    1 means that what ran before leaves nothing behind. Both conditions have nearly the same mix of
-    predecessors, so an effect that is the same for both cancels; two values that differ are a
-    reason to doubt the ratio. None where a condition never followed one of the two.
-    """
-    logs: dict[tuple[Letter, bool], list[float]] = {}
-    for before, sample in pairwise(samples):
-        switched = before.condition != sample.condition
-        logs.setdefault((sample.condition, switched), []).append(math.log(sample.seconds))
-    found: dict[Letter, float | None] = {}
-    for letter in ("A", "B"):
-        after_other, after_itself = logs.get((letter, True)), logs.get((letter, False))
-        if after_other and after_itself:
-            found[letter] = math.exp(fmean(after_other) - fmean(after_itself))
-        else:
-            found[letter] = None
-    return found

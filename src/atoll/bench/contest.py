@@ -1,7 +1,6 @@
 """One contest: A/A first, then A against B, a verdict, and the record of all of it."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,23 +9,36 @@ from atoll.bench.compare import (
     Interval,
     Sample,
     block_log_ratios,
-    carry_over,
     ratio_interval,
     run_blocks,
     void_blocks,
 )
+from atoll.bench.compare_checks import check, checks_record, interval_record
 from atoll.bench.order import Block, counterbalanced
-from atoll.bench.timing import SYSTEM, Condition, Stopwatch, calls_per_window
+from atoll.bench.timing import (
+    SYSTEM,
+    Condition,
+    Stopwatch,
+    calls_per_window,
+    nothing,
+    time_window,
+)
 
-Verdict = Literal["pass", "fail", "undecided", "void", "measured"]
+Verdict = Literal["pass", "fail", "undecided", "too few", "void", "measured"]
+Finding = Literal["slower", "faster", "undecided", "too few", "void"]
 
 AA_LEVEL = 0.99
+AB_LEVEL = 0.95
 LARGEST_VOID_SHARE = 1 / 3
+FEWEST_BLOCKS = 4
+"""Sound blocks of A/B that decide something."""
+
 VERDICT_RULE = (
     "void: the 99% interval of A/A leaves out 1, or more than a third of its or of A/B's blocks "
-    "are void; "
+    f"are void; too few: fewer than {FEWEST_BLOCKS} blocks of A/B are sound; "
     "pass or fail: the whole 95% interval lies on that side of the target; undecided: it holds "
-    "the target; measured: there is no target."
+    "the target; measured: there is no target. The finding about A is slower or faster where the "
+    "whole 95% interval lies on that side of 1, and undecided, too few or void as above."
 )
 
 
@@ -54,6 +66,8 @@ class Contest:
         target: What the ratio has to reach, or None to measure only.
         window_seconds: Shortest window; 0 makes every window one call.
         facts: What was checked or chosen before timing; JSON values.
+        meet: Runs between A/A and A/B, untimed: brings B to where A has come.
+        outcome: Asked after timing for what came out; JSON values.
     """
 
     name: str
@@ -62,6 +76,8 @@ class Contest:
     target: Target | None = None
     window_seconds: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
+    meet: Callable[[], object] = nothing
+    outcome: Callable[[], dict[str, Any]] = dict
 
 
 def hold_contest(
@@ -80,45 +96,53 @@ def hold_contest(
         num_blocks: Blocks of A against B; A/A gets half as many, at least 4.
         note: Takes lines for people.
     """
-    aa_order = counterbalanced(seed, max(4, num_blocks // 2), purpose="A/A")
+    aa_order = counterbalanced(seed, num_aa_blocks(num_blocks), purpose="A/A")
     ab_order = counterbalanced(seed, num_blocks, purpose="A/B")
     both = [contest.a, contest.b]
     repeats = calls_per_window(both, window_seconds=contest.window_seconds, stopwatch=stopwatch)
+    # A whole window of each that does not count comes first: a call or two are no window's warmth.
+    warm_up = {"A": time_window(contest.a, repeats=repeats, stopwatch=stopwatch)}
     aa = run_blocks(contest.a, contest.a, order=aa_order, repeats=repeats, stopwatch=stopwatch)
-    aa_record = _record(aa, aa_order, quantity="time", level=AA_LEVEL)
-    note(f"{contest.name}: A/A {_words(_interval(aa, AA_LEVEL))}, {repeats} calls a window")
+    note(f"{contest.name}: A/A {_words(sound_interval(aa, AA_LEVEL))}, {repeats} calls a window")
+    contest.meet()
+    warm_up["B"] = time_window(contest.b, repeats=repeats, stopwatch=stopwatch)
     ab = run_blocks(contest.a, contest.b, order=ab_order, repeats=repeats, stopwatch=stopwatch)
     quantity = contest.target.quantity if contest.target else "speed"
     verdict = judge(aa, ab, contest.target)
-    interval = _oriented(_interval(ab, 0.95), quantity)
-    note(
-        f"{contest.name}: {quantity} of {contest.a.name} / {contest.b.name} {_words(interval)}"
-        f"{_aim(contest.target)}: {verdict}"
-    )
-    return {
+    record = {
         "name": contest.name,
         "a": contest.a.name,
         "b": contest.b.name,
         "facts": contest.facts,
         "calls_per_window": repeats,
+        "warm_up_seconds": warm_up,
         "target": dataclasses.asdict(contest.target) if contest.target else None,
-        "a_a": aa_record,
-        "a_b": _record(ab, ab_order, quantity=quantity, level=0.95),
+        "a_a": _record(aa, aa_order, quantity="time", level=AA_LEVEL),
+        "a_b": _record(ab, ab_order, quantity=quantity, level=AB_LEVEL),
+        "outcome": contest.outcome(),
+        "finding": finding(aa, ab),
+        "void_reasons": void_reasons(aa, ab),
         "verdict": verdict,
     }
+    _tell(contest, record, _oriented(sound_interval(ab, AB_LEVEL), quantity), note)
+    return record
+
+
+def num_aa_blocks(num_blocks: int) -> int:
+    """Return the blocks of A/A that come before `num_blocks` of A/B."""
+    return max(4, num_blocks // 2)
 
 
 def judge(aa: list[Sample], ab: list[Sample], target: Target | None) -> Verdict:
     """Return the verdict of a contest; see `VERDICT_RULE`."""
-    too_many_void = any(
-        len(void_blocks(samples)) > LARGEST_VOID_SHARE * (samples[-1].block + 1)
-        for samples in (aa, ab)
-    )
-    if too_many_void or not _interval(aa, AA_LEVEL).covers(1.0):
+    if void_reasons(aa, ab):
         return "void"
     if target is None:
         return "measured"
-    found = _oriented(_interval(ab, 0.95), target.quantity)
+    times = sound_interval(ab, AB_LEVEL)
+    if times.num_blocks < FEWEST_BLOCKS:
+        return "too few"
+    found = _oriented(times, target.quantity)
     if target.quantity == "speed":
         reached, missed = found.low >= target.bound, found.high < target.bound
     else:
@@ -126,7 +150,31 @@ def judge(aa: list[Sample], ab: list[Sample], target: Target | None) -> Verdict:
     return "pass" if reached else "fail" if missed else "undecided"
 
 
-def _interval(samples: list[Sample], level: float) -> Interval:
+def finding(aa: list[Sample], ab: list[Sample]) -> Finding:
+    """Return what the samples say about A beside B, whatever the target; see `VERDICT_RULE`."""
+    if void_reasons(aa, ab):
+        return "void"
+    times = sound_interval(ab, AB_LEVEL)
+    if times.num_blocks < FEWEST_BLOCKS:
+        return "too few"
+    return "slower" if times.low > 1 else "faster" if times.high < 1 else "undecided"
+
+
+def void_reasons(aa: list[Sample], ab: list[Sample]) -> list[str]:
+    """Return why nothing may be concluded, one line each; empty where something may."""
+    reasons = []
+    for name, samples in (("A/A", aa), ("A/B", ab)):
+        void, total = len(void_blocks(samples)), samples[-1].block + 1
+        if void > LARGEST_VOID_SHARE * total:
+            reasons.append(f"{void} of {total} blocks of {name} are void")
+    same = sound_interval(aa, AA_LEVEL)
+    if not same.covers(1.0):
+        reasons.append(f"A beside itself gives {_words(same)}, which leaves out 1")
+    return reasons
+
+
+def sound_interval(samples: list[Sample], level: float) -> Interval:
+    """Return the ratio of times A over B from the blocks that are not void."""
     log_ratios = block_log_ratios(samples, leave_out=void_blocks(samples))
     return ratio_interval(log_ratios, level=level)
 
@@ -139,21 +187,36 @@ def _record(
     samples: list[Sample], order: list[Block], *, quantity: str, level: float
 ) -> dict[str, Any]:
     everything = ratio_interval(block_log_ratios(samples), level=level)
+    void = void_blocks(samples)
     return {
         "order": order,
         "ratio_of": quantity,
-        "ratio": _numbers(_oriented(_interval(samples, level), quantity)),
-        "void_blocks": void_blocks(samples),
-        "ratio_with_void_blocks": _numbers(_oriented(everything, quantity)),
+        "ratio": interval_record(_oriented(sound_interval(samples, level), quantity)),
+        "void_blocks": void,
+        "ratio_with_void_blocks": interval_record(_oriented(everything, quantity)),
         "block_log_time_ratios": block_log_ratios(samples),
-        "carry_over": carry_over(samples),
+        "checks": checks_record(check(samples, leave_out=void)),
         "samples": [dataclasses.astuple(sample) for sample in samples],
     }
 
 
-def _numbers(interval: Interval) -> dict[str, Any]:
-    high = None if math.isinf(interval.high) else interval.high
-    return {**dataclasses.asdict(interval), "high": high}
+def _tell(
+    contest: Contest,
+    record: dict[str, Any],
+    interval: Interval,
+    note: Callable[[str], object],
+) -> None:
+    quantity, verdict = record["a_b"]["ratio_of"], record["verdict"]
+    said = f"A is {record['finding']}" if record["finding"] in ("slower", "faster") else ""
+    said = said or record["finding"]
+    note(
+        f"{contest.name}: {quantity} of {contest.a.name} / {contest.b.name} {_words(interval)}"
+        f"{_aim(contest.target)}: {verdict if contest.target or verdict == 'void' else said}"
+    )
+    for reason in record["void_reasons"]:
+        note(f"{contest.name}: void, since {reason}")
+    for doubt in record["a_b"]["checks"]["doubts"]:
+        note(f"{contest.name}: doubtful: {doubt}")
 
 
 def _words(interval: Interval) -> str:

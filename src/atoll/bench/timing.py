@@ -44,17 +44,32 @@ class Condition:
 
 
 def time_window(condition: Condition, *, repeats: int, stopwatch: Stopwatch) -> float:
-    """Return the wall seconds of `repeats` calls, after the reset.
+    """Return the wall seconds of `repeats` calls, after the reset."""
+    return time_halves(condition, repeats=repeats, stopwatch=stopwatch)[0]
 
-    The garbage collector stays on: what it costs belongs to the work that made the garbage.
+
+def time_halves(
+    condition: Condition, *, repeats: int, stopwatch: Stopwatch
+) -> tuple[float, float | None]:
+    """Return the wall seconds of `repeats` calls and of the first half of them, after the reset.
+
+    The half is None where there is one call only. The garbage collector stays on: what it costs
+    belongs to the work that made the garbage.
     """
     condition.reset()
     stopwatch.settle()
     work, clock = condition.work, stopwatch.clock
     started = clock()
-    for _ in range(repeats):
+    if repeats < 2:
         work()
-    return clock() - started
+        return clock() - started, None
+    half = repeats // 2
+    for _ in range(half):
+        work()
+    middle = clock()
+    for _ in range(repeats - half):
+        work()
+    return clock() - started, middle - started
 
 
 def calls_per_window(
