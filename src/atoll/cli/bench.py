@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from atoll.cli.bench_loader import loader
 from atoll.cli.options import ConfigOption, SetOption, command_group
 
 app = command_group(
     "Measure: counterbalanced, every sample kept, the last line is one JSON document."
 )
+app.command()(loader)
 
 
 class ScenarioName(enum.StrEnum):

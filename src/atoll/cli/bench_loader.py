@@ -1,0 +1,122 @@
+"""`atoll bench loader`: what the loader of a recipe costs in real training."""
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli.options import ConfigOption, SetOption
+
+
+class PlacementName(enum.StrEnum):
+    pageable = "pageable"
+    pinned = "pinned"
+    device = "device"
+
+
+class SwitchName(enum.StrEnum):
+    on = "on"
+    off = "off"
+
+
+StepsOption = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=1,
+        show_default=False,
+        help="Updates of the trial, at least 1 and above --exclude. Default: 2100.",
+    ),
+]
+ExcludeOption = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=0,
+        show_default=False,
+        help="First updates that no figure holds, at least 0. Default: 100.",
+    ),
+]
+PlacementOption = Annotated[
+    PlacementName | None,
+    typer.Option(show_default=False, help="Overrides data.placement. Default: as the recipe says."),
+]
+PrefetchOption = Annotated[
+    SwitchName | None,
+    typer.Option(show_default=False, help="Overrides data.prefetch. Default: as the recipe says."),
+]
+ConditionOption = Annotated[
+    str, typer.Option(metavar="NAME", hidden=True, help="Name in a comparison. Default: baseline.")
+]
+PositionOption = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=1, hidden=True, help="Place in its allocation, from 1. Default: 1."
+    ),
+]
+ReadDelayOption = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        min=0.0,
+        show_default=False,
+        help="Makes the read of every shard group that much slower, to see what the profile says "
+        "of a slow disk. Default: 0.",
+    ),
+]
+OutputOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Also write the document there. Default: none.")
+]
+
+
+def loader(
+    config: ConfigOption,
+    overrides: SetOption,
+    steps: StepsOption = 2100,
+    exclude: ExcludeOption = 100,
+    placement: PlacementOption = None,
+    prefetch: PrefetchOption = None,
+    read_delay_seconds: ReadDelayOption = 0.0,
+    condition: ConditionOption = "baseline",
+    position: PositionOption = 1,
+    output: OutputOption = None,
+) -> None:
+    """Measure the loader in real training that a signal stops, and name the stage that costs time.
+
+    The document holds every sample, and each figure can be computed from them again.
+
+    \b
+    Examples:
+      atoll bench loader --config tiny --steps 200
+      atoll bench loader --config tiny --steps 200 --prefetch off --read-delay-seconds 0.5
+    """
+    import json
+    import sys
+
+    from atoll.bench.loader_figures import summary
+    from atoll.bench.loader_trial import TrialRequest, run_trial
+    from atoll.cli.output import print_data, print_note
+    from atoll.config.load import load_config
+    from atoll.files import write_json
+
+    if placement is not None:
+        overrides = [*overrides, f"data.placement={placement.value}"]
+    if prefetch is not None:
+        overrides = [*overrides, f"data.prefetch={prefetch == SwitchName.on}"]
+    document = run_trial(
+        load_config(config, overrides).config,
+        TrialRequest(
+            steps=steps,
+            exclude=exclude,
+            condition=condition,
+            position=position,
+            read_delay_seconds=read_delay_seconds,
+        ),
+        command=["atoll", *sys.argv[1:]],
+        note=print_note,
+    )
+    if output is not None:
+        write_json(output, document)
+    print_note(summary(document))
+    print_data(json.dumps(document, ensure_ascii=False, allow_nan=False))
