@@ -37,7 +37,10 @@ def test_two_commands_are_compared_and_the_last_line_is_one_document(quick_recor
 def test_a_command_that_fails_is_named_with_its_exit_code(capsys):
     code = run(["bench", "compare", "--a", FAILING, "--b", FAILING, "--blocks", "2"])
     assert code == 1
-    assert "command A ended with exit code 3" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "command A ended with exit code 3" in captured.err
+    assert "hint: both commands must succeed each time" in captured.err
+    assert captured.out == ""
 
 
 @pytest.mark.parametrize(
@@ -46,12 +49,36 @@ def test_a_command_that_fails_is_named_with_its_exit_code(capsys):
         [],
         ["--a", "true"],
         ["batch", "--a", "true", "--b", "true"],
-        ["--a", "true", "--b", "true", "--set", "rows=1"],
+        ["--a", "true", "--b", "true", "--b-set", "data.prefetch=false"],
+        ["planted", "--config", "tiny"],
     ],
 )
 def test_a_half_given_comparison_is_refused(arguments, capsys):
     assert run(["bench", "compare", *arguments]) == 2
     assert "either the name of a built-in comparison" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--a", "true", "--b", "true", "--set", "rows=1"], "--set has no meaning for two command"),
+        (["batch", "--at-least", "1"], "--at-least has no meaning for a built-in comparison"),
+        (["planted", "--data", "cache", "--updates", "3"], "--data, --updates has no meaning"),
+        (["--config", "tiny", "--b-set", "x=1", "--timeout", "3"], "for two settings"),
+    ],
+)
+def test_an_option_of_another_kind_of_comparison_is_refused(arguments, said, capsys):
+    assert run(["bench", "compare", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_two_equal_recipes_are_refused_with_what_to_do(capsys):
+    arguments = ["--config", "smoke", "--a-set", "optimizer.lr=0.01"]
+    assert run(["bench", "compare", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert "A and B are the same recipe." in captured.err
+    assert "hint: give --a-set KEY=VALUE or --b-set KEY=VALUE" in captured.err
+    assert captured.out == ""
 
 
 def test_parameters_that_do_not_exist_are_all_named(capsys):
