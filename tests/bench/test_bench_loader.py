@@ -255,6 +255,31 @@ def test_a_missing_cache_is_refused(recipe, tmp_path):
         trial(recipe(cache_path=tmp_path / "nothing"))
 
 
+@pytest.mark.slow
+def test_a_trial_of_a_series_is_a_process_that_imports_the_frozen_source(recipe, tmp_path):
+    from atoll.bench import loader_series
+
+    configs = {"baseline": recipe(), "candidate": recipe(prefetch=False)}
+    request = loader_series.SeriesRequest(steps=9, exclude=5, num_blocks=1, seed=0)
+    done = []
+
+    def first_only(words, environment):
+        if done:
+            raise AtollError("one is enough")
+        loader_series._run_process(words, environment)
+        done.append(words)
+
+    with pytest.raises(AtollError, match="one is enough"):
+        loader_series.run_series(tmp_path, configs, request, run_one=first_only)
+    record = json.loads((tmp_path / "trials" / "01-baseline.json").read_text())
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert record["source_hash"] == plan["source_hash"]
+    # A checkout knows its revision; the frozen copy, which lies in none, does not.
+    assert record["source_revision"] is None
+    assert (record["condition"], record["position_in_allocation"]) == ("baseline", 1)
+    assert figures(record)["exposure"] == record["exposure"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("placement", "stages"),
