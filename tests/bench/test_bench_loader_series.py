@@ -8,7 +8,6 @@ from atoll.bench.loader_series import SeriesRequest, run_series, series_report, 
 from atoll.config.schema import RunConfig
 from atoll.errors import AtollError, StateMismatchError
 from atoll.files import read_json, write_json
-from atoll.train.binding import source_hash
 
 REQUEST = SeriesRequest(steps=20, exclude=5, num_blocks=2, seed=3)
 
@@ -35,6 +34,7 @@ class Trials:
         options = dict(zip(words[5::2], words[6::2], strict=True))
         if int(options["--position"]) == self.fail_at:
             raise AtollError("failed")
+        plan = read_json(Path(options["--output"]).parents[1] / "plan.json")
         self.made.append((options["--position"], options["--condition"]))
         self.environments.append(dict(environment))
         position = int(options["--position"])
@@ -46,7 +46,7 @@ class Trials:
                 "position_in_allocation": position,
                 "batch_seconds": {"mean": mean, "p99": 2 * mean},
                 "tokens_per_second": 1000.0 + position,
-                "source_hash": self.source or source_hash(),
+                "source_hash": self.source or plan["source_hash"],
                 "definitions": {},
                 "samples": {"batch": [mean]},
                 "calls_after_update": {},

@@ -29,7 +29,7 @@ from atoll.config.explain import dump_resolved
 from atoll.config.schema import RunConfig
 from atoll.errors import AtollError, StateMismatchError
 from atoll.files import folder_lock, identity, read_json, sha256_file, write_bytes, write_json
-from atoll.train.binding import source_hash, source_revision
+from atoll.train.binding import DECISIVE, source_revision
 
 FORMAT_VERSION = 1
 
@@ -178,7 +178,7 @@ def _planned(
                 f"{folder} holds another series; its {' and '.join(differing)} differ.",
                 hint="give the same command again to go on with it, or another folder",
             )
-        if _tree_hash(source) != plan["tree_hash"]:
+        if identity(_digests(source)) != plan["tree_hash"]:
             raise StateMismatchError(
                 f"{source} is not what it was when the series began.",
                 hint="begin a new series in another folder",
@@ -190,24 +190,37 @@ def _planned(
     )
     for name, config in configs.items():
         write_bytes(folder / f"{name}.yaml", dump_resolved(config).encode())
+    digests = _digests(source)
     plan = wanted | {
         "format_version": FORMAT_VERSION,
         "date": now(),
         "source_revision": source_revision(),
-        "source_hash": source_hash(),
-        "tree_hash": _tree_hash(source),
+        "source_hash": _source_hash(digests),
+        "tree_hash": identity(digests),
     }
     write_json(file, plan)
     return plan
 
 
-def _tree_hash(source: Path) -> str:
+def _digests(source: Path) -> dict[str, str]:
     files = sorted(path for path in source.rglob("*") if path.is_file())
+    return {
+        path.relative_to(source).as_posix(): sha256_file(path)
+        for path in files
+        if "__pycache__" not in path.parts
+    }
+
+
+def _source_hash(digests: Mapping[str, str]) -> str:
+    """Return what `source_hash` says in a process that imports these files.
+
+    Not this process's own: files may have changed since it imported them.
+    """
     return identity(
         {
-            path.relative_to(source).as_posix(): sha256_file(path)
-            for path in files
-            if "__pycache__" not in path.parts
+            name: digest
+            for name, digest in digests.items()
+            if name.endswith(".py") and (name in DECISIVE or name.partition("/")[0] in DECISIVE)
         }
     )
 
