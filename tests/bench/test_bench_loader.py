@@ -1,6 +1,7 @@
 """`atoll bench loader`: one trial of real training on a model of a few thousand parameters."""
 
 import json
+import math
 import threading
 from itertools import count
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from atoll import faults
-from atoll.bench.loader_figures import figures
+from atoll.bench.loader_figures import figures, update_of_call
 from atoll.bench.loader_throttle import ThrottledSource
 from atoll.bench.loader_trial import TrialRequest, run_trial
 from atoll.cli.main import run
@@ -109,6 +110,26 @@ def test_groups_are_recorded_as_they_were_read_and_activated(recipe):
     assert [entry["prefetched"] for entry in record["activations"]] == [False, True, True]
     assert record["reads"][0]["thread"] == "MainThread"
     assert {read["thread"] for read in record["reads"][1:]} == {THREAD_NAME}
+
+
+def test_calls_of_packed_models_and_microbatches_count_for_their_update(recipe):
+    sections = recipe().model_dump(mode="json")
+    sections["strategy"] = {
+        "kind": "gossip",
+        "placement": "packed",
+        "models": 4,
+        "topology": "one_peer_exponential",
+        "scheme": "awc",
+    }
+    sections["training"]["micro_batch_size"] = ROWS // 4 // 2
+    record = trial(RunConfig.model_validate(sections))
+    assert record["calls_after_update"]["batch"] == [8 * step for step in range(1, 10)]
+    assert record["batch_seconds"]["count"] == 6
+    samples = record["samples"]["batch"]
+    each = [math.fsum(samples[start : start + 8]) for start in range(3 * 8, 9 * 8, 8)]
+    assert record["batch_seconds"]["total"] == math.fsum(each)
+    updates = {update_of_call(record, entry["batch"]) for entry in record["activations"]}
+    assert updates == {1, 5, 9}
 
 
 def test_every_figure_is_computed_again_from_the_samples_in_the_file(recipe):
