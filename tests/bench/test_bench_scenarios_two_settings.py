@@ -111,7 +111,7 @@ def test_a_cache_too_small_for_all_windows_is_refused_before_anything_is_timed(p
 @pytest.mark.parametrize(
     ("b", "message", "hint"),
     [
-        (["runtime.deterministic=false"], "runtime.deterministic differs", "--a 'atoll bench"),
+        (["runtime.deterministic=false"], "runtime.deterministic differs", "--a 'atoll train"),
         (["runtime.cpu_threads=2"], "holds for a whole process", "--set runtime.cpu_threads="),
         (["training.batch_tokens=256"], "128 in A and 256 in B", "bench throughput"),
         (["model.context_length=8"], "not be the same rows", "give both the same"),

@@ -153,8 +153,9 @@ def load_pair(pair: Pair) -> tuple[RunConfig, RunConfig]:
         if key in OWN_PROCESS:
             raise UsageError(
                 f"{key} differs between A and B, and holds for a whole process.",
-                hint="compare two commands: --a 'atoll bench throughput ...' --b '...', each "
-                f"with its own --set {key}=VALUE",
+                hint="compare two commands, start included: --a 'atoll train ...' --b '...', each "
+                f"with its own --set {key}=VALUE; the price of determinism alone is measured by "
+                "atoll bench throughput --deterministic both",
             )
         if key in SAME_WORK:
             raise UsageError(
