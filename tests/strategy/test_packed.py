@@ -214,3 +214,23 @@ def test_a_parent_of_another_shape_is_refused_and_changes_nothing():
         strategy.restore(wrong)
     found = strategy.snapshot().tensors
     assert all(torch.equal(found[name], tensor) for name, tensor in saved.tensors.items())
+
+
+def test_models_far_apart_have_a_finite_distance():
+    data_NP = torch.tensor([[1e25, 0.0], [-1e25, 0.0]])
+    found = consensus_measures(data_NP)
+    assert float(found["consensus_distance"]) == pytest.approx(1e25, rel=1e-6)
+
+
+@pytest.mark.parametrize("topology", ["complete", "one_peer_base2"])
+def test_rounding_the_shares_moves_no_mean(topology):
+    for models in range(2, 41):
+        arena = make_arena(models)
+        gossip = PackedGossip(arena, gossip_config(topology=topology, models=models))
+        for step in range(1, 12):
+            gossip.before_update(round_of(step, models))
+            shares = gossip.mixing(round_of(step, models)).shares_NN.double()
+            # One number of each row takes up what the others miss: half a unit of it at most.
+            unit = EPS32 * shares.diagonal()
+            assert ((shares.sum(1) - 1).abs() <= unit / 2 + 1e-15).all(), (models, step)
+            assert ((shares.sum(0) - 1).abs() <= unit / 2 + 1e-15).all(), (models, step)

@@ -21,6 +21,7 @@ from atoll.strategy.packed import (
     consensus_measures,
     named_weights,
     piece_size,
+    square_sum,
 )
 from atoll.tensors import Snapshot, copy_to_cpu
 
@@ -142,4 +143,4 @@ class PackedDiloco:
         move_C.mul_(self._rate)
         parent_C.sub_(move_C)
         data_NC.copy_(parent_C)
-        return move_C.square().sum()
+        return square_sum(move_C)

@@ -9,6 +9,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll.config.strategy import StrategyConfig
@@ -49,7 +50,7 @@ class PackedGossip:
         self._schedule = mixing_schedule(config.topology, arena.num_models)
         device = arena.data_NP.device
         period_KNN = np.stack(self._schedule.matrices)
-        self._period_KNN = torch.from_numpy(period_KNN).to(device, torch.float32)
+        self._period_KNN = torch.from_numpy(_rounded(period_KNN)).to(device)
         self._eye_NN = torch.eye(arena.num_models, device=device)
         self._mixing = Mixing(torch.empty_like(self._eye_NN), before=config.scheme == "awc")
         self._facts: dict[str, Any] = {
@@ -117,3 +118,15 @@ class PackedGossip:
     def _traffic(self, round: Round) -> Traffic:
         sent = self._schedule.sent(round.step, num_parameters=self._arena.num_parameters)
         return Traffic(sent.payload_bytes, sent.wire_bytes, exchanges=sent.exchanges)
+
+
+def _rounded(matrices_KNN: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Round shares to float32; what is missing in a row goes to the model itself.
+
+    Rounded one by one, equal shares err to the same side, and the mean of the models would creep.
+    """
+    rounded_KNN = matrices_KNN.astype(np.float32)
+    own = np.arange(rounded_KNN.shape[-1])
+    missing_KN = 1 - rounded_KNN.astype(np.float64).sum(axis=-1)
+    rounded_KNN[:, own, own] += missing_KN.astype(np.float32)
+    return rounded_KNN

@@ -38,7 +38,10 @@ def average(data_NP: Tensor) -> Tensor:
 
 @torch.no_grad()
 def consensus_measures(data_NP: Tensor) -> dict[str, Tensor]:
-    """Return how far the models are from their mean, as float32 scalars on their device.
+    """Return how far the models are from their mean, as scalars on their device.
+
+    Squares are added up in float64 where the device has it: far apart, models are not infinitely
+    far.
 
     Returns:
         `consensus_distance`: root mean square over models of the Euclidean distance to the mean;
@@ -47,13 +50,18 @@ def consensus_measures(data_NP: Tensor) -> dict[str, Tensor]:
     distances, norms = [], []
     for piece_NC in data_NP.split(piece_size(data_NP), dim=1):
         mean_C = _average(piece_NC)
-        distances.append((piece_NC - mean_C).square().sum())
-        norms.append(mean_C.square().sum())
+        distances.append(square_sum(piece_NC - mean_C))
+        norms.append(square_sum(mean_C))
     distance = (torch.stack(distances).sum() / len(data_NP)).sqrt()
     return {
         "consensus_distance": distance,
         "consensus_distance_relative": distance / torch.stack(norms).sum().sqrt(),
     }
+
+
+def square_sum(tensor: Tensor) -> Tensor:
+    """Return the sum of squares, in float64 where the device has it."""
+    return (tensor if tensor.device.type == "mps" else tensor.double()).square().sum()
 
 
 def named_weights(arena: Arena, weights_P: Tensor) -> dict[str, Tensor]:
