@@ -123,6 +123,11 @@ def fault_of(*sets):
             "Set strategy.topology to null, or strategy.kind to gossip.",
         ),
         (
+            ["strategy.outer_lr=3"],
+            "strategy.outer_lr 3.0 has no effect with strategy.kind single. "
+            "Leave strategy.outer_lr out, or set strategy.kind to diloco.",
+        ),
+        (
             ["strategy.consensus_power=1"],
             "strategy.consensus_power 1.0 has no effect with strategy.kind single. "
             "Set strategy.consensus_power to null, or strategy.kind to gossip.",

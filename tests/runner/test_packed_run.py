@@ -13,8 +13,8 @@ from in_a_process import run_in_a_process
 
 from atoll import faults
 from atoll.config.recipes import find_recipe
-from atoll.errors import StateMismatchError
-from atoll.runner import run
+from atoll.errors import AtollError, NonFiniteError, StateMismatchError
+from atoll.runner import build, run
 from atoll.runner.changes import check_changes
 
 INTERVAL = {"checkpoint_policy": "interval"}
@@ -96,16 +96,49 @@ def test_a_longer_budget_is_refused_where_it_moves_adaptive_consensus(recipe):
     check_changes(was, now, step=4)
 
 
-@pytest.mark.parametrize(("local_steps", "told"), [(5, True), (4, False)])
+@pytest.mark.parametrize(
+    ("local_steps", "told"),
+    [
+        (
+            3,
+            "the run ends 1 updates after its last outer step (4 updates, strategy.local_steps 3): "
+            "what is judged and exported at its end is the average of the local models",
+        ),
+        (4, None),
+        (
+            5,
+            "strategy.local_steps is 5 and the run has 4 updates, so no outer step is taken: the "
+            "local models never exchange, and their average is judged; set it to 4 or less",
+        ),
+    ],
+)
 def test_a_run_that_ends_between_outer_steps_says_what_is_judged(recipe, caplog, local_steps, told):
     with caplog.at_level(logging.INFO, logger="atoll"):
-        run(recipe(epochs=1, strategy=DILOCO | {"local_steps": local_steps}))
-    lines = [r.getMessage() for r in caplog.records if "outer step" in r.getMessage()]
-    assert lines == (
-        [
-            "the run ends 4 updates after its last outer step (4 updates, strategy.local_steps 5): "
-            "what is judged and exported at its end is the average of the local models"
-        ]
-        if told
-        else []
+        result = run(recipe(epochs=1, strategy=DILOCO | {"local_steps": local_steps}))
+    log = (result.folder / "run.log").read_text()
+    assert told in log if told else "outer step" not in log
+
+
+@pytest.mark.parametrize("strategy", [GOSSIP, DILOCO], ids=["gossip", "diloco"])
+def test_weights_that_are_no_numbers_end_the_run_by_name(recipe, strategy):
+    config = recipe(
+        strategy=strategy,
+        optimizer={"lr": 3e38},
+        lr_schedule={"warmup_steps": 0},
+        training={"log_every": 1},
     )
+    with pytest.raises(NonFiniteError, match=r"update 1 parameter .* of local model \d is not"):
+        run(config)
+    facts = json.loads((config.runtime.output_dir / "result.json").read_text())
+    assert facts["status"] == "failed"
+    assert "is not finite" in facts["error"]
+
+
+def test_models_beyond_all_memory_are_an_error_with_a_remedy(recipe, monkeypatch):
+    def no_memory(*arguments, **settings):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 TB")
+
+    monkeypatch.setattr(build, "Llama", no_memory)
+    with pytest.raises(AtollError, match="4 local models: DefaultCPUAllocator") as error:
+        run(recipe(strategy=GOSSIP))
+    assert "fewer strategy.models" in str(error.value.hint)

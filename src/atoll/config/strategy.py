@@ -60,6 +60,14 @@ def _broken_rules(strategy: StrategyConfig) -> Iterator[BrokenRule]:
                 f"strategy.{name} {value} has no effect with strategy.kind {strategy.kind}. "
                 f"Set strategy.{name} to null, or strategy.kind to gossip.",
             )
+    for name in ("local_steps", "outer_lr", "outer_momentum"):
+        value, default = getattr(strategy, name), StrategyConfig.model_fields[name].default
+        if strategy.kind != "diloco" and value != default:
+            yield BrokenRule(
+                ("kind", name),
+                f"strategy.{name} {value} has no effect with strategy.kind {strategy.kind}. "
+                f"Leave strategy.{name} out, or set strategy.kind to diloco.",
+            )
     yield from _consensus_rules(strategy)
     yield from _placement_rules(strategy)
 

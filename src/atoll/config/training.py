@@ -21,7 +21,8 @@ class TrainingConfig(Section):
     `model.context_length`."""
     micro_batch_size: int = Field(default=16, ge=1)
     """Sequences of one backward of one local model; divides those that an update gives it, or is
-    larger and means all of them. Lower it where memory is short: the result is the same."""
+    larger and means all of them. Lower it where memory is short: results differ by rounding
+alone."""
     checkpoint_policy: Literal["none", "final", "interval", "explicit"] = "final"
     """When a checkpoint is kept, besides those for resuming after a signal."""
     checkpoint_epochs: (

@@ -17,9 +17,11 @@ from atoll.data.loader import TokenLoader
 from atoll.data.placement import resolve_placement
 from atoll.data.settings import check_vocabulary, locate
 from atoll.data.tokenizer import Tokenizer
+from atoll.errors import AtollError
 from atoll.interrupt import raise_on_signal
 from atoll.model.llama import Llama
 from atoll.optim.adamw import AdamW
+from atoll.runner.fit import first_line, is_out_of_memory
 from atoll.runner.progress import Progress
 from atoll.strategy.base import Strategy
 from atoll.strategy.build import build_strategy
@@ -95,7 +97,6 @@ def build(config: RunConfig, cache: Cache, device: torch.device) -> Iterator[Job
         where=str(cache.folder),
     )
     budget = plan_budget(config)
-    _tell_unfinished_round(config, budget)
     execution = resolve_execution(config.runtime, device)
     with ExitStack() as stack:
         loader = stack.enter_context(open_split(config, cache, device, "train"))
@@ -119,7 +120,7 @@ def build(config: RunConfig, cache: Cache, device: torch.device) -> Iterator[Job
             tokenizer=tokenizer,
             loader=loader,
             validation=validation,
-            state=new_state(config, device, kernels=execution.kernels),
+            state=_state_that_fits(config, device, kernels=execution.kernels),
             binding=binding_facts(
                 device=device,
                 execution=execution,
@@ -130,6 +131,19 @@ def build(config: RunConfig, cache: Cache, device: torch.device) -> Iterator[Job
                 },
             ),
         )
+
+
+def _state_that_fits(config: RunConfig, device: torch.device, *, kernels: bool) -> TrainState:
+    try:
+        return new_state(config, device, kernels=kernels)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise AtollError(
+            f"memory ran out on {device} for the weights, gradients and moments of "
+            f"{config.strategy.models} local models: {first_line(error)}",
+            hint="choose fewer strategy.models, or a smaller model.width or model.layers",
+        ) from error
 
 
 def update_plan(config: RunConfig, execution: Execution) -> UpdatePlan:
@@ -182,19 +196,6 @@ def recipe_strategy(config: RunConfig, model: Llama) -> Strategy:
         schedule=config.lr_schedule,
     )
     return build_strategy(config.strategy, model, weight=weight)
-
-
-def _tell_unfinished_round(config: RunConfig, budget: Budget) -> None:
-    strategy = config.strategy
-    over = budget.total_steps % strategy.local_steps
-    if strategy.kind == "diloco" and over:
-        logger.info(
-            "the run ends %d updates after its last outer step (%d updates, strategy.local_steps "
-            "%d): what is judged and exported at its end is the average of the local models",
-            over,
-            budget.total_steps,
-            strategy.local_steps,
-        )
 
 
 def open_or_prepare(config: RunConfig, progress: Progress) -> Cache:

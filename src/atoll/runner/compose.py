@@ -188,6 +188,7 @@ def _carry_out(session: Session, *, resumed_from: Checkpoint | None) -> RunResul
     job, folder = session.job, session.folder
     started = time.perf_counter()
     first_step = job.state.step
+    _tell_unfinished_round(job)
     session.record("start", {"total_steps": job.budget.total_steps}, tracked=False)
     write_json(folder.result, running_facts(job))
     with ExitStack() as stack:
@@ -217,6 +218,28 @@ def _carry_out(session: Session, *, resumed_from: Checkpoint | None) -> RunResul
         )
         write_json(folder.result, facts)
     return RunResult(folder.path, facts)
+
+
+def _tell_unfinished_round(job: Job) -> None:
+    strategy, total = job.config.strategy, job.budget.total_steps
+    if strategy.kind != "diloco" or not total % strategy.local_steps:
+        return
+    if strategy.local_steps > total:
+        logger.warning(
+            "strategy.local_steps is %d and the run has %d updates, so no outer step is taken: the "
+            "local models never exchange, and their average is judged; set it to %d or less",
+            strategy.local_steps,
+            total,
+            total,
+        )
+    else:
+        logger.info(
+            "the run ends %d updates after its last outer step (%d updates, strategy.local_steps "
+            "%d): what is judged and exported at its end is the average of the local models",
+            total % strategy.local_steps,
+            total,
+            strategy.local_steps,
+        )
 
 
 def _finish(session: Session) -> LossResult | None:

@@ -1,5 +1,6 @@
 """What metrics.jsonl and result.json say about several local models."""
 
+import math
 from statistics import fmean
 from typing import Any
 
@@ -7,8 +8,11 @@ import torch
 from torch import Tensor
 
 from atoll.config.strategy import StrategyConfig
-from atoll.strategy.base import Strategy
+from atoll.errors import NonFiniteError
+from atoll.optim.clip import non_finite_names
+from atoll.train.guard import HINT
 from atoll.train.loop import Window
+from atoll.train.state import TrainState
 
 
 def window_figures(window: Window) -> dict[str, Any]:
@@ -36,19 +40,24 @@ def window_figures(window: Window) -> dict[str, Any]:
     return found
 
 
-def consensus_figures(strategy: Strategy, *, step: int) -> dict[str, float]:
-    """Return the strategy's measures as numbers; waits for the device, once.
+def consensus_figures(state: TrainState) -> dict[str, float]:
+    """Return the strategy's measures after the last update; waits for the device, once.
 
-    Args:
-        strategy: At rest.
-        step: The last update.
+    Raises:
+        NonFiniteError: A measure is not a finite number, because a weight is none; names it.
     """
-    measures = strategy.measures(step)
+    measures = state.strategy.measures(state.step)
     tensors = [value for value in measures.values() if isinstance(value, Tensor)]
     read = iter(torch.stack(tensors).tolist() if tensors else ())
-    return {
+    found: dict[str, float] = {
         name: next(read) if isinstance(value, Tensor) else value for name, value in measures.items()
     }
+    if not all(map(math.isfinite, found.values())):
+        arena = state.model.arena
+        blamed = non_finite_names(arena.data_NP, arena.slices)
+        where = "".join(f" parameter {name} of local model {model}" for model, name in blamed[:1])
+        raise NonFiniteError(f"after update {state.step}{where} is not finite.", hint=HINT)
+    return found
 
 
 def strategy_summary(config: StrategyConfig) -> dict[str, Any]:

@@ -151,8 +151,12 @@ def out_of_memory(error: BaseException, config: RunConfig, device: torch.device)
     else:
         fewer = f"fewer local models (strategy.models is {models}), or " if models > 1 else ""
         hint = f"choose {fewer}a smaller model.context_length, model.width or model.layers"
-    first = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return AtollError(f"memory ran out on {device}: {first}", hint=hint)
+    return AtollError(f"memory ran out on {device}: {first_line(error)}", hint=hint)
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says first, or its kind where it says nothing."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def is_out_of_memory(error: BaseException) -> bool:

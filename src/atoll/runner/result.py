@@ -122,7 +122,7 @@ def _strategy_facts(session: "Session") -> dict[str, Any]:
     found = strategy_summary(job.config.strategy)
     if found["models"] > 1:
         found["predicted_traffic_per_local_model"] = session.totals.traffic_facts()
-    return found | consensus_figures(job.state.strategy, step=job.state.step)
+    return found | consensus_figures(job.state)
 
 
 def _identities(job: Job) -> dict[str, Any]:

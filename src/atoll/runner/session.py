@@ -177,7 +177,7 @@ class Session:
         self.last_window = window
         self._windows.append((window.targets, window.seconds))
         self.totals.count(window, self._traffic)
-        consensus = consensus_figures(self.job.state.strategy, step=record.step)
+        consensus = consensus_figures(self.job.state)
         self.record(
             "train",
             {

@@ -227,6 +227,11 @@ def _newest_sound(path: Path) -> Checkpoint:
             problems.append(error.message)
     if problems:
         raise CheckpointError(f"no checkpoint of {path} verifies:\n" + "\n".join(problems))
+    if (path / "config.json").is_file():
+        raise UsageError(
+            f"{path} is one model by itself; the held-out text belongs to the run that trained it.",
+            hint="name the run's folder, or a step-... folder in its checkpoints",
+        )
     raise UsageError(
         f"{path} holds neither a checkpoint nor final weights.",
         hint="name a run's folder, or a step-... folder in its checkpoints",

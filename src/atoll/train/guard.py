@@ -13,8 +13,8 @@ from torch import Tensor
 from atoll.errors import NonFiniteError
 
 HINT = (
-    "lower optimizer.lr, lengthen lr_schedule.warmup_steps, or set optimizer.grad_clip; a "
-    "checkpoint before this update is sound"
+    "lower optimizer.lr (with diloco also strategy.outer_lr), lengthen lr_schedule.warmup_steps, "
+    "or set optimizer.grad_clip; a checkpoint from well before this update may be sound"
 )
 
 
