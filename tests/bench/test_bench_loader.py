@@ -24,8 +24,10 @@ ROWS = 32
 STEPS_OF_A_GROUP = 4
 BUDGET_STEPS = 40
 RECORD_FIELDS = {
-    "reads": {"split", "start", "stop", "bytes", "seconds", "thread", "storage_bytes"},
-    "activations": {"batch", "group", "cursor", "prefetched", "ready", "seconds"},
+    "reads": {"split", "start", "stop", "bytes", "seconds", "thread", "storage_bytes"}
+    | {"started_seconds"},
+    "activations": {"batch", "group", "cursor", "prefetched", "ready", "seconds"}
+    | {"started_seconds"},
 }
 
 
@@ -108,6 +110,10 @@ def test_groups_are_recorded_as_they_were_read_and_activated(recipe):
         (9, 2, 8 * ROWS),
     ]
     assert [entry["prefetched"] for entry in record["activations"]] == [False, True, True]
+    for entry in record["activations"]:
+        first, last = entry["started_seconds"], entry["started_seconds"] + entry["seconds"]
+        ends = [0.0, *record["update_end_seconds"]]
+        assert ends[entry["batch"] - 1] <= first <= last <= ends[entry["batch"]]
     assert record["reads"][0]["thread"] == "MainThread"
     assert {read["thread"] for read in record["reads"][1:]} == {THREAD_NAME}
 

@@ -37,6 +37,7 @@ DEFINITIONS = {
     "trains, the batch's own copy or gather in them. In an update that changed groups, up to the "
     "seconds of the activation are group_wait (prefetched) or group_read (in the foreground); all "
     f"else is batch_assembly. Exposed is the largest, from {EXPOSED_SHARE:.0%} of the windows on",
+    "started_seconds": "since the start of training, as are update_end_seconds",
     "storage_bytes": "bytes of a read that were not in memory; 0: warm; null: not counted here",
 }
 

@@ -107,7 +107,7 @@ def run_trial(
                 hint="ask for fewer with --steps, or raise training.tokens_per_parameters",
             )
         torch.manual_seed(derive_seed(config.runtime.seed, "torch"))
-        log = _Log(trace)
+        log = _Log(trace, origin=clock())
         outcome = _train(job, request, log, note)
         raw = _raw(job, request, log)
         facts = trial_facts(job)
@@ -135,6 +135,7 @@ class _Log:
     """What is noted after each update; nothing is computed there."""
 
     trace: LoaderTrace
+    origin: float
     calls: dict[str, list[int]] = field(default_factory=dict)
     update_ends: list[float] = field(default_factory=list)
     windows: list[dict[str, Any]] = field(default_factory=list)
@@ -263,12 +264,18 @@ def _raw(job: Job, request: TrialRequest, log: _Log) -> dict[str, Any]:
         "excluded_initial_steps": request.exclude,
         "copy_sample_interval": trace.copy_sample_interval,
         "windows": log.windows,
-        "reads": [asdict(read) for read in trace.reads],
-        "activations": [asdict(activation) for activation in trace.activations],
+        "reads": [_since(log.origin, asdict(read)) for read in trace.reads],
+        "activations": [_since(log.origin, asdict(entry)) for entry in trace.activations],
         "calls_after_update": log.calls,
-        "update_end_seconds": [end - log.update_ends[0] for end in log.update_ends],
+        "update_end_seconds": [end - log.origin for end in log.update_ends],
         "samples": samples,
     }
+
+
+def _since(origin: float, record: dict[str, Any]) -> dict[str, Any]:
+    """Return the record with its stamp as seconds since the start of training."""
+    started = record.pop("started")
+    return record | {"started_seconds": started - origin}
 
 
 def _stages(placement: PlacementName, device: torch.device) -> list[str]:

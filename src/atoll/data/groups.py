@@ -109,7 +109,9 @@ class GroupReader:
             seconds = clock() - started
             after = thread_storage_bytes()
             stored = None if before is None or after is None else after - before
-            self._trace.reads.append(Read(self._split, start, end, size, seconds, thread, stored))
+            self._trace.reads.append(
+                Read(self._split, start, end, size, seconds, thread, stored, started)
+            )
 
     def _read_shard(
         self,

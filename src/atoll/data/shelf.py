@@ -133,7 +133,8 @@ class GroupShelf:
         self._prefetch_next(self.active)
         if self._trace:
             seconds = self._trace.clock() - started
-            record = Activation(batch, place.group, cursor, prefetched, ready, seconds)
+            group = place.group
+            record = Activation(batch, group, cursor, prefetched, ready, seconds, started)
             self._trace.activations.append(record)
         return self.active
 

@@ -22,6 +22,7 @@ class Activation:
         prefetched: Whether the background reader had been asked for it.
         ready: Whether its read had ended by then; None when it was read in the foreground.
         seconds: How long that call waited for it.
+        started: When it began to wait, by the trace's clock.
     """
 
     batch: int
@@ -30,6 +31,7 @@ class Activation:
     prefetched: bool
     ready: bool | None
     seconds: float
+    started: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Read:
     """One group read: tokens [start, stop) of a split, digests checked, by which thread.
 
     `storage_bytes` were not in memory and came from storage: 0 is a warm read. None where the
-    kernel does not count them for a thread.
+    kernel does not count them for a thread. `started` is when, by the trace's clock.
     """
 
     split: str
@@ -47,6 +49,7 @@ class Read:
     seconds: float
     thread: str
     storage_bytes: int | None
+    started: float
 
 
 @dataclass(slots=True)
