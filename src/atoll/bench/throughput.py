@@ -1,8 +1,8 @@
 """`atoll bench throughput`: rates by window, memory, and time by term against measured roofs."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 
 from atoll.bench.compare import VOID_RULE
 from atoll.bench.contest import LARGEST_VOID_SHARE
+from atoll.bench.guards import memory_named, no_silent_fallback
 from atoll.bench.machine import machine, now, versions
 from atoll.bench.roofs import measure_roofs
 from atoll.bench.throughput_data import Data, open_rows
@@ -37,7 +38,6 @@ from atoll.config.schema import RunConfig
 from atoll.data.batch import Loader
 from atoll.errors import UnavailableError, UsageError
 from atoll.runner.changes import config_identity
-from atoll.runner.fit import is_out_of_memory, out_of_memory
 from atoll.runner.result import peak_memory_bytes
 from atoll.strategy.build import check_strategy
 from atoll.train.binding import source_hash, source_revision
@@ -114,11 +114,11 @@ def throughput(
             cpu_threads=runtime.cpu_threads,
             compiled=may_compile(runtime, device),
         ),
-        _memory_named(config, device),
+        memory_named(config, device),
         ExitStack() as stack,
     ):
         execution = resolve_execution(runtime, device)
-        stack.enter_context(_no_silent_fallback(compiled=execution.compiled))
+        stack.enter_context(no_silent_fallback(compiled=execution.compiled))
         loaders = [stack.enter_context(closing(_open_rows(config, request, device))) for _ in modes]
         contenders = [
             _build(config, mode, loader, device, execution)
@@ -264,26 +264,3 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
         "multiprocessors": properties.multi_processor_count,
         "memory_bytes": properties.total_memory,
     }
-
-
-@contextmanager
-def _memory_named(config: RunConfig, device: torch.device) -> Iterator[None]:
-    """Say what to do where memory runs out, as a run does."""
-    try:
-        yield
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise out_of_memory(error, config, device) from error
-        raise
-
-
-@contextmanager
-def _no_silent_fallback(*, compiled: bool) -> Iterator[None]:
-    """Let a compiler that gives up say so, instead of going on with uncompiled code."""
-    if not compiled:
-        yield
-        return
-    import torch._dynamo
-
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-        yield

@@ -19,15 +19,12 @@ from atoll.bench.compare import (
     ratio_interval,
     void_blocks,
 )
-from atoll.bench.contest import LARGEST_VOID_SHARE
+from atoll.bench.contest import FEWEST_BLOCKS, LARGEST_VOID_SHARE
 from atoll.bench.order import counterbalanced
 from atoll.bench.throughput_modes import Contender, Mode
 from atoll.bench.timing import SYSTEM, Stopwatch
 from atoll.errors import UsageError
 from atoll.seeds import derive_seed
-
-FEWEST_BLOCKS = 4
-"""Sound blocks that an interval needs."""
 
 WARM_UP_WINDOWS = 2
 """Windows of each mode that do not count: the first compiles, the second settles allocators."""

@@ -1,13 +1,12 @@
 """`atoll bench`: measurements. The last line of standard output is one JSON document."""
 
 import enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from atoll.cli.bench_loader import loader
-from atoll.cli.options import ConfigOption, SetOption, command_group
+from atoll.cli.options import ConfigOption, OutputOption, SetOption, command_group
 
 app = command_group(
     "Measure: counterbalanced, every sample kept, the last line is one JSON document."
@@ -77,9 +76,6 @@ SeedOption = Annotated[
     typer.Option(
         metavar="N", min=0, show_default=False, help="Seed of the order of windows. Default: 0."
     ),
-]
-OutputOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Also write the document there. Default: none.")
 ]
 ParameterOption = Annotated[
     list[str],

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.options import ConfigOption, SetOption
+from atoll.cli.options import ConfigOption, OutputOption, SetOption
 
 
 class PlacementName(enum.StrEnum):
@@ -100,9 +100,6 @@ SeedOption = Annotated[
     typer.Option(
         metavar="N", min=0, show_default=False, help="Seed of the order of trials. Default: 0."
     ),
-]
-OutputOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Also write the document there. Default: none.")
 ]
 
 

@@ -55,6 +55,11 @@ LocalModelOption = Annotated[
 ]
 
 
+OutputOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Also write the document there. Default: none.")
+]
+
+
 def command_group(help: str) -> typer.Typer:
     """Return an empty group of verbs, such as `atoll cache ...`, that prints its help when bare."""
     return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
