@@ -24,7 +24,7 @@ from atoll.strategy.gossip import PackedGossip
 from atoll.train.loop import train
 from atoll.train.step import Update
 
-MODELS, STEPS, ROWS, MICRO_ROWS = 4, 20, 8, 1
+MODELS, STEPS, ROWS = 4, 20, 8
 CLIP = 0.5  # below most gradient norms, and each model has its own
 # AdamW divides a gradient by its own size plus eps. With eps far below the rounding of a gradient,
 # those that happen to be near zero would turn rounding into whole steps of either sign.
@@ -123,7 +123,7 @@ def reference_diloco(*, local_steps: int, momentum: float) -> Doubles:
 
 
 @cache
-def train_packed(config: StrategyConfig) -> Doubles:
+def train_packed(config: StrategyConfig, *, micro_rows: int = 1) -> Doubles:
     weight = partial(
         mixing_weight,
         strategy=config,
@@ -135,7 +135,7 @@ def train_packed(config: StrategyConfig) -> Doubles:
     plan = make_plan(
         total_steps=STEPS,
         rows=ROWS,
-        micro_rows=MICRO_ROWS,
+        micro_rows=micro_rows,
         grad_clip=CLIP,
         models=MODELS,
         optimizer=OPTIMIZER,
@@ -173,6 +173,13 @@ def test_packed_gossip_equals_four_models_mixed_in_numpy(topology, matrix, power
     found = train_packed(packed(kind="gossip", **settings))
     wanted = reference_gossip(matrix, scheme=scheme, power=power or 0.0)
     assert_equal_up_to_rounding(found, wanted)
+
+
+def test_all_rows_of_a_model_in_one_backward_give_the_same():
+    """They come from the loader in one piece then, and not model by model."""
+    config = packed(kind="gossip", topology="one_peer_ring", scheme="atc")
+    wanted = reference_gossip(ring, scheme="atc", power=0.0)
+    assert_equal_up_to_rounding(train_packed(config, micro_rows=ROWS // MODELS), wanted)
 
 
 @pytest.mark.parametrize(("momentum", "local_steps"), [(0.0, 3), (0.9, 3), (0.9, 1)])
