@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from atoll.config.model import ModelConfig
 from atoll.model.attention import attention, document_mask
+from atoll.model.exact_attention import takes_exactly
 
 
 def draw(*shape, seed):
@@ -33,3 +35,18 @@ def test_a_document_mask_is_causal_and_stays_inside():
         for row in range(6)
     ]
     assert document_mask(documents)[0, 0].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "taken"),
+    [
+        ({"width": 320, "heads": 5}, True),
+        ({"width": 128, "heads": 1}, True),
+        ({"width": 320, "heads": 5, "kv_heads": 5}, True),
+        ({"width": 128, "heads": 4, "kv_heads": 2}, False),
+        ({"width": 24, "heads": 2}, False),
+        ({"width": 512, "heads": 2}, False),
+    ],
+)
+def test_only_shapes_that_both_halves_take_are_paired_for_exactness(shape, taken):
+    assert takes_exactly(ModelConfig(**shape)) is taken

@@ -12,6 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atoll.config.model import ModelConfig
+from atoll.model import rope
+
+
+def takes_exactly(config: ModelConfig) -> bool:
+    """Return whether both halves take the shape; torch's own choice is exact for all others."""
+    channels = rope.head_width(config)
+    return config.kv_heads in (None, config.heads) and channels % 8 == 0 and channels <= 128
+
 
 def exact_attention(q_BHTC: Tensor, k_BHTC: Tensor, v_BHTC: Tensor) -> Tensor:
     """Return softmax(q k / sqrt(C)) v, causal, [B, H, T, C]; twin of `attention`.

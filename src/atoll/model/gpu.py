@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from atoll.model.attention import attention
-from atoll.model.exact_attention import exact_attention
+from atoll.model.exact_attention import exact_attention, takes_exactly
 from atoll.tensors import IGNORE
 
 if TYPE_CHECKING:
@@ -109,8 +109,7 @@ def _features(
         )
 
     exact = torch.are_deterministic_algorithms_enabled() and inputs_NBT.is_cuda
-    equal = all(block.query_heads == block.key_heads for block in model.blocks)
-    attend = exact_attention if exact and equal else attention
+    attend = exact_attention if exact and takes_exactly(model.config) else attention
     x_RD = _Embed.apply(
         inputs_NBT.reshape(models, -1),
         model.embedding,
