@@ -37,12 +37,14 @@ class Gradients:
         assert self._local_rows % self._micro_rows == 0, (self._local_rows, self._micro_rows)
         self._state, self._loader, self._plan = state, loader, plan
         self._device = state.model.arena.data_NP.device
-        module = state.strategy.wrap(state.model)
-        compiler = _compiler(plan)
+        module, compiler = state.strategy.wrap(state.model), _compiler(plan)
         self._module = module if compiler is None else compiler(module)
         self._walk: Walk | None = None
         if models > 1 and self._device.type == "cpu":
             self._walk = Walk(state.model, amp=plan.amp, compiler=compiler)
+        # Neither goes through what a strategy wraps around the model.
+        bare = plan.kernels or self._walk is not None
+        assert module is state.model or not bare, "a wrapped model has no kernels and no walk"
         self._divisors = _Divisors(models, self._device)
 
     def microbatches(self, cursor: int) -> Iterator[Columns]:
